@@ -1,0 +1,96 @@
+#include "runtime/memory/buffer.hpp"
+
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+
+#include "runtime/error.hpp"
+
+namespace troupe {
+
+namespace {
+
+constexpr uint64_t smallest_class = 256;
+
+int class_of(uint64_t size) {
+  const uint64_t rounded = std::bit_ceil(size < smallest_class ? smallest_class : size);
+  return std::countr_zero(rounded) - std::countr_zero(smallest_class);
+}
+
+uint64_t capacity_of(int size_class) { return smallest_class << static_cast<unsigned>(size_class); }
+
+}  // namespace
+
+void buffer_ref::release() {
+  if (target_ == nullptr) return;
+  if (target_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) target_->pool->give_back(target_);
+  target_ = nullptr;
+}
+
+buffer_pool::buffer_pool(uint64_t bytes_max) : bytes_max_(bytes_max) {
+  // Returning a buffer must not allocate: room for what is normally in flight is taken here.
+  for (auto& list : cached_) list.reserve(64);
+}
+
+buffer_pool::~buffer_pool() {
+  const std::lock_guard lock(mutex_);
+  TROUPE_CHECK(bytes_held_ == bytes_cached_, "a buffer pool was destroyed while its buffers were in use");
+  trim(bytes_held_);
+}
+
+buffer_ref buffer_pool::acquire(uint64_t size) {
+  const int size_class = class_of(size);
+  if (size > bytes_max_ || size_class >= class_count) return {};
+  const uint64_t capacity = capacity_of(size_class);
+  const std::lock_guard lock(mutex_);
+  auto& list = cached_[static_cast<size_t>(size_class)];
+  buffer* taken = nullptr;
+  if (!list.empty()) {
+    taken = list.back();
+    list.pop_back();
+    bytes_cached_ -= capacity;
+  } else {
+    if (bytes_held_ + capacity > bytes_max_) trim(bytes_held_ + capacity - bytes_max_);
+    if (bytes_held_ + capacity > bytes_max_) return {};
+    taken = new buffer;
+    taken->data = static_cast<std::byte*>(std::aligned_alloc(capacity >= 4096 ? 4096 : 64, capacity));
+    TROUPE_CHECK(taken->data != nullptr, "the system has no memory for a buffer");
+    std::memset(taken->data, 0, capacity);  // pre-faulted: the step loop takes no page faults
+    taken->capacity = capacity;
+    taken->pool = this;
+    bytes_held_ += capacity;
+  }
+  taken->size = size;
+  return buffer_ref(taken);
+}
+
+void buffer_pool::give_back(buffer* returned) {
+  const std::lock_guard lock(mutex_);
+  bytes_cached_ += returned->capacity;
+  cached_[static_cast<size_t>(class_of(returned->capacity))].push_back(returned);
+}
+
+uint64_t buffer_pool::bytes_in_use() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_held_ - bytes_cached_;
+}
+
+// Frees cached buffers, largest first, until `bytes_wanted` are free or none is left.
+// Requires: the mutex is held.
+void buffer_pool::trim(uint64_t bytes_wanted) {
+  uint64_t freed = 0;
+  for (int c = class_count - 1; c >= 0 && freed < bytes_wanted; --c) {
+    auto& list = cached_[static_cast<size_t>(c)];
+    while (!list.empty() && freed < bytes_wanted) {
+      buffer* victim = list.back();
+      list.pop_back();
+      freed += victim->capacity;
+      bytes_cached_ -= victim->capacity;
+      bytes_held_ -= victim->capacity;
+      std::free(victim->data);
+      delete victim;
+    }
+  }
+}
+
+}  // namespace troupe

@@ -1,0 +1,56 @@
+// The wire seam: micro-batches between the actors of different nodes (and of one).
+//
+// `send` never blocks and may be called from any thread; it takes a reference to the payload and
+// holds it until the transport has completed. Delivery calls the receiver attached to the addressed
+// slot, on a thread of the wire's own choosing; a receiver only puts the message into a mailbox. A
+// message to a peer that is gone is dropped silently: senders design for silence (deadlines, retries).
+//
+// Implementations: `local` (one process: moves a pointer), `ucx` (between processes and hosts),
+// `modelled` (virtual time, with latency, bandwidth and queueing per link).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "runtime/error.hpp"
+#include "runtime/wire/micro_batch.hpp"
+
+namespace troupe {
+
+// Where a micro-batch goes: a slot (one actor) of a node's incarnation.
+struct endpoint {
+  uint16_t node = 0;
+  uint16_t slot = 0;
+  uint32_t incarnation = 0;
+
+  bool operator==(const endpoint&) const = default;
+};
+
+struct wire_statistics {
+  uint64_t messages_sent = 0;
+  uint64_t messages_received = 0;
+  uint64_t bytes_sent = 0;      // payloads
+  uint64_t bytes_received = 0;
+  uint64_t bytes_in_flight = 0; // payloads handed to the transport and not yet completed
+  uint64_t messages_dropped = 0; // to or from a peer that is gone, or refused by validation
+};
+
+class wire {
+ public:
+  using receiver = std::function<void(micro_batch)>;
+
+  virtual ~wire() = default;
+
+  // Attaches the addressee of `slot` on this node; replaces an earlier one.
+  virtual void attach(uint16_t slot, receiver to) = 0;
+  virtual void detach(uint16_t slot) = 0;
+
+  // Sends; the wire fills destination, sequence and checksum of the header.
+  // Fails: exhausted (bytes in flight to that peer at the configured maximum; try again after a
+  // completion), unavailable (no such peer or incarnation).
+  virtual result<void> send(endpoint to, micro_batch message) = 0;
+
+  virtual wire_statistics statistics() const = 0;
+};
+
+}  // namespace troupe
