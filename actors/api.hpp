@@ -12,13 +12,9 @@
 #include <vector>
 
 #include "runtime/error.hpp"
+#include "runtime/model/chat_template.hpp"
 
 namespace troupe {
-
-struct chat_message {
-  std::string role;  // "system", "user", "assistant"
-  std::string content;
-};
 
 struct generation_request {
   std::string model;                       // empty: the served one

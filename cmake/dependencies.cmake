@@ -1,4 +1,4 @@
-# Everything the project links, found once. Package names are Debian's (see setup.sh).
+# Everything the project links, found once. Package names are Debian's (see tools/packages.txt).
 include_guard()
 
 find_package(Threads REQUIRED)
@@ -12,6 +12,16 @@ find_package(prometheus-cpp REQUIRED)    # prometheus-cpp-dev
 find_package(Boost 1.81 REQUIRED)        # libboost1.81-dev (Beast, Asio: headers only)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)  # libpcre2-dev
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)  # libxxhash-dev
+
+# Benchmarks are built where the library is; nothing else needs it.
+set(TROUPE_HAVE_BENCHMARK OFF)
+if(TROUPE_BENCHMARKS)
+  find_package(benchmark QUIET)          # libbenchmark-dev
+  set(TROUPE_HAVE_BENCHMARK ${benchmark_FOUND})
+  if(NOT benchmark_FOUND)
+    message(STATUS "Benchmarks: Google Benchmark not found, building without")
+  endif()
+endif()
 
 # UCX ships no CMake package in every distribution; headers and libraries suffice.
 find_path(UCX_INCLUDE ucp/api/ucp.h REQUIRED)  # libucx-dev

@@ -49,8 +49,11 @@ class packed_matrix {
  private:
   friend packed_matrix make_packed(weight_format format, int n, int k, size_t bytes);
   struct release {
-    size_t mapped = 0;
+    // Constructors rather than an initialiser, which a nested class may not use before the outer one is complete.
+    release() noexcept : mapped(0) {}
+    explicit release(size_t bytes) noexcept : mapped(bytes) {}
     void operator()(std::byte* memory) const;
+    size_t mapped;  // bytes to unmap; 0: from aligned_alloc
   };
   std::unique_ptr<std::byte[], release> data_;
   size_t bytes_ = 0;
@@ -87,9 +90,9 @@ struct kv_layout {
 // Shape of one absorbed attention call.
 struct mla_shape {
   int heads = 0;
-  int rk = 0;      // latent width
-  int dr = 0;      // rope width
-  float scale = 0; // softmax scale
+  int rk = 0;       // latent width
+  int dr = 0;       // rope width
+  float scale = 0;  // softmax scale
 };
 
 class compute {
@@ -170,7 +173,8 @@ double rope_cos_sin_scale(const rope_parameters& parameters);
 // MODEL.md 7.2, item 2; `dq` = nope + rope width of a head.
 double softmax_scale(const rope_parameters& parameters, int dq);
 // cos and sin of position * w_i times cos_sin_scale, each [dim/2] FP32; our own sin and cos (double inside).
-void rope_table(std::span<const float> frequencies, int64_t position, double cos_sin_scale, float* cosines, float* sines);
+void rope_table(std::span<const float> frequencies, int64_t position, double cos_sin_scale, float* cosines,
+                float* sines);
 // Rotates interleaved pairs in place: x [dim].
 void rope_rotate(float* x, const float* cosines, const float* sines, int dim);
 

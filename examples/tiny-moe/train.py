@@ -253,7 +253,7 @@ class Samples:
         names, topics = {}, {t: [] for t in TOPICS}
         stems = {t: re.compile(rf"\b{re.escape(t.removesuffix('s'))}", re.I) for t in TOPICS}
         for i, verse in enumerate(self.verses):
-            for name in set(re.findall(r"(?<=[a-z,;] )[A-Z][a-z]{2,}\b", verse)):
+            for name in sorted(set(re.findall(r"(?<=[a-z,;] )[A-Z][a-z]{2,}\b", verse))):
                 names.setdefault(name, []).append(i)
             for topic, stem in stems.items():
                 if stem.search(verse):
@@ -322,8 +322,8 @@ class Samples:
         return ids, targets
 
     def batch(self, tokens):
-        """-> ids, targets [rows, length] i64. Most rows are 256 long, a few 1024."""
-        length = self.random.choices((256, 512, 1024), (0.70, 0.22, 0.08))[0]
+        """-> ids, targets [rows, length] i64. Two lengths, so that few graphs compile."""
+        length = self.random.choices((256, 1024), (0.88, 0.12))[0]
         rows = [(self.chat if self.random.random() < 1 / 3 else self.passage)(length + 1)
                 for _ in range(tokens // length)]
         ids = torch.tensor([row[0][:length] for row in rows])
@@ -364,20 +364,13 @@ def from_fp8(codes, scales, dtype=torch.float32):
 class Weight(nn.Module):
     """A matrix [..., out, in] kept in f32, used in bf16, exported as FP8 if `fp8`."""
 
-    quantise = False  # Set for the last part of training: use what FP8 will keep.
-
     def __init__(self, *shape, std=None, fp8=True):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(shape) * (std or shape[-1] ** -0.5))
         self.fp8 = fp8
 
     def value(self):
-        w = self.weight
-        if self.fp8 and Weight.quantise:
-            with torch.no_grad():
-                error = from_fp8(*to_fp8(w)) - w
-            w = w + error  # Straight-through: the gradient ignores the rounding.
-        return w.to(torch.bfloat16)
+        return self.weight.to(torch.bfloat16)
 
     def forward(self, x):
         return F.linear(x, self.value())
@@ -456,14 +449,91 @@ def route(c, scores, bias):
     return (grouped + mask[..., None]).flatten(1).topk(c["num_experts_per_tok"], -1).indices
 
 
+def gated(h, weight):
+    """h [slots, 2 * width] (gate, up), weight [slots, 1] f32 -> silu(gate) up weight."""
+    gate, up = h.float().chunk(2, -1)
+    return (F.silu(gate) * up * weight).to(h.dtype)
+
+
+def gated_backward(h, weight, grad):
+    """grad [slots, width] of gated()'s result -> gradients of h and of weight."""
+    gate, up = h.float().chunk(2, -1)
+    grad, sigmoid = grad.float(), gate.sigmoid()
+    silu = gate * sigmoid
+    scaled = grad * weight
+    d_gate = scaled * up * (sigmoid + silu * (1 - sigmoid))
+    return (torch.cat((d_gate, scaled * silu), -1).to(h.dtype),
+            (grad * silu * up).sum(-1, keepdim=True))
+
+
+def collect(y, place):
+    """y [slots, d], place [tokens, k] -> sum of each token's slots [tokens, d]."""
+    return y[place].float().sum(1).to(y.dtype)
+
+
+def lay_out(chosen, counts, multiple=64):
+    """Puts tokens in expert order, each expert's piece rounded up to a few distinct
+    lengths, because a matrix product of a new shape costs more to set up than to run.
+    chosen [tokens, k] -> place [tokens, k], token of each slot, length of each piece."""
+    lengths = (counts + multiple - 1) // multiple * multiple
+    slots = chosen.numel() + multiple * len(counts)
+    order = chosen.flatten().argsort(stable=True)
+    shift = (lengths.cumsum(0) - lengths) - (counts.cumsum(0) - counts)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order)) + shift.repeat_interleave(counts)
+    token = torch.zeros(slots, dtype=torch.long)  # Unused slots read token 0, weight 0.
+    token[place] = torch.arange(len(order)) // chosen.shape[1]
+    return place.view_as(chosen), token, [*lengths.tolist(), slots - int(lengths.sum())]
+
+
+class RoutedMlp(torch.autograd.Function):
+    """Sum over each token's slots of weight * down(silu(gate x) * up x). Slots lie in
+    expert order, so each expert works on one contiguous piece."""
+
+    @staticmethod
+    def forward(ctx, x, weight, gate_up, down, place, token, counts):
+        """x [tokens, d], weight [tokens, k] f32, gate_up [e, 2 * width, d], down
+        [e, d, width]; place, token and counts as lay_out() made them."""
+        slot_x = x.index_select(0, token)
+        slot_weight = weight.new_zeros(len(token), 1)
+        slot_weight[place.flatten(), 0] = weight.flatten()
+        h = x.new_empty(len(token), gate_up.shape[1])
+        y = torch.empty_like(slot_x)
+        for w_e, x_e, h_e in zip(gate_up, slot_x.split(counts), h.split(counts)):
+            torch.mm(x_e, w_e.T, out=h_e)
+        act = gated(h, slot_weight)
+        for w_e, act_e, y_e in zip(down, act.split(counts), y.split(counts)):
+            torch.mm(act_e, w_e.T, out=y_e)
+        ctx.save_for_backward(slot_x, slot_weight, h, act, gate_up, down, place, token)
+        ctx.counts = counts
+        return collect(y, place)
+
+    @staticmethod
+    def backward(ctx, grad):
+        slot_x, slot_weight, h, act, gate_up, down, place, token = ctx.saved_tensors
+        slot_grad = grad.index_select(0, token)
+        d_act, d_x = torch.empty_like(act), torch.empty_like(slot_x)
+        d_down, d_gate_up = torch.empty_like(down), torch.empty_like(gate_up)
+        pieces = [t.split(ctx.counts) for t in (slot_grad, act, d_act)]
+        for w_e, d_w, g_e, act_e, d_e in zip(down, d_down, *pieces):
+            torch.mm(g_e, w_e, out=d_e)
+            torch.mm(g_e.T, act_e, out=d_w)
+        d_h, d_slot_weight = gated_backward(h, slot_weight, d_act)
+        pieces = [t.split(ctx.counts) for t in (d_h, slot_x, d_x)]
+        for w_e, d_w, g_e, x_e, d_e in zip(gate_up, d_gate_up, *pieces):
+            torch.mm(g_e, w_e, out=d_e)
+            torch.mm(g_e.T, x_e, out=d_w)
+        d_weight = d_slot_weight[:, 0][place]
+        return collect(d_x, place), d_weight, d_gate_up, d_down, None, None, None
+
+
 class Experts(nn.Module):
-    """Routed experts plus the shared one. Tokens are sorted by expert into slots of
-    equal length, so that one batched product serves all experts."""
+    """Routed experts plus the shared one."""
 
     # A load, as a multiple of the mean, outside this band moves the expert's bias.
     # Inside it the router is free, so experts end up used unevenly but never dead.
-    band = (0.35, 2.0)
-    bias_step = 0.002
+    band = (0.35, 1.8)
+    bias_step = 0.005
 
     def __init__(self, c):
         super().__init__()
@@ -477,34 +547,23 @@ class Experts(nn.Module):
         self.shared_experts = Mlp(d, width * c["n_shared_experts"])
 
     def forward(self, x):
-        e, k = self.c["n_routed_experts"], self.c["num_experts_per_tok"]
         shared, shape, x = self.shared_experts(x), x.shape, x.flatten(0, 1)
         scores = F.linear(x.float(), self.gate.weight).sigmoid()
         with torch.no_grad():
             chosen = route(self.c, scores, self.bias)
-            order = chosen.flatten().argsort(stable=True)  # Slots in expert order.
-            counts = chosen.flatten().bincount(minlength=e)
+            counts = chosen.flatten().bincount(minlength=len(self.bias))
+            place, token, lengths = lay_out(chosen, counts)
             if self.training:
                 self.balance(counts.float() / counts.sum())
-            rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-            capacity = int(counts.max())
-            place = torch.empty_like(order)  # Where slot (token, k) lies in the bins.
-            place[order] = chosen.flatten()[order] * capacity + rank
-            source = torch.zeros(e * capacity, dtype=torch.long)
-            source[place] = torch.arange(len(order)) // k
         weight = scores.gather(1, chosen)
         weight = weight / weight.sum(-1, keepdim=True) * self.c["routed_scaling_factor"]
-        bins = x.index_select(0, source).view(e, capacity, -1)
-        up = torch.bmm(bins, self.up_proj.value().transpose(1, 2))
-        gate = torch.bmm(bins, self.gate_proj.value().transpose(1, 2))
-        y = torch.bmm(F.silu(gate) * up, self.down_proj.value().transpose(1, 2))
-        y = y.flatten(0, 1).index_select(0, place).view(len(x), k, -1)
-        y = torch.bmm(weight.to(x.dtype).unsqueeze(1), y).view(shape)
-        return y + shared
+        gate_up = torch.cat((self.gate_proj.value(), self.up_proj.value()), 1)
+        y = RoutedMlp.apply(x, weight, gate_up, self.down_proj.value(), place, token, lengths)
+        return y.view(shape) + shared
 
     def balance(self, load):
         """Moves the selection bias by the sign of the load error (no auxiliary loss)."""
-        self.load.lerp_(load, 0.05)
+        self.load.lerp_(load, 0.1)
         relative = self.load * len(self.load)
         self.bias += self.bias_step * (relative < self.band[0])
         self.bias -= self.bias_step * (relative > self.band[1])
@@ -555,8 +614,25 @@ class Model(nn.Module):
 # --- Training ---------------------------------------------------------------
 
 
-def loss_of(model, ids, targets):
-    return F.cross_entropy(model(ids).flatten(0, 1).float(), targets.flatten())
+def token_loss(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+@torch.no_grad()
+def round_weights(model):
+    """Replaces the weights by what FP8 keeps of them; returns what undoes it. The
+    gradient taken in between goes to the full weights (straight-through)."""
+    saved = [(m.weight, m.weight.clone()) for m in model.modules()
+             if isinstance(m, Weight) and m.fp8]
+    for weight, _ in saved:
+        weight.copy_(from_fp8(*to_fp8(weight)))
+    return saved
+
+
+@torch.no_grad()
+def restore_weights(saved):
+    for weight, value in saved:
+        weight.copy_(value)
 
 
 def learning_rate(peak, done):
@@ -580,10 +656,11 @@ def save_checkpoint(path, model, optimizer, samples, step, seconds):
     path.with_suffix(".new").rename(path)
 
 
-def held_out_batch(chapters, tokenizer, rows=16, length=512):
+def held_out_batches(chapters, tokenizer, count=4, rows=16, length=256):
+    """-> a few (ids, targets) to watch while training, of a shape training uses."""
     stream = [i for c in chapters for i in [0] + tokenizer.encode(chapter_text(c)).ids + [1]]
-    ids = torch.tensor(stream[:rows * length + 1])
-    return ids[:-1].view(rows, length), ids[1:].view(rows, length)
+    ids = torch.tensor(stream[:count * rows * length + 1])
+    return list(zip(ids[:-1].view(count, rows, length), ids[1:].view(count, rows, length)))
 
 
 def train(args):
@@ -591,9 +668,15 @@ def train(args):
     split = json.loads((args.work / "split.json").read_text())
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
     samples = Samples(split["train"], tokenizer, args.seed)
-    check = held_out_batch(split["held_out"], tokenizer)
+    check = held_out_batches(split["held_out"], tokenizer)
     model = Model(CONFIG, args.dropout)
-    optimizer = make_optimizer(model, args)
+    optimizer, measure = make_optimizer(model, args), token_loss
+    if args.compile:
+        for part in (Norm, Attention, Mlp):
+            part.forward = torch.compile(part.forward, dynamic=False)
+        measure = torch.compile(token_loss, dynamic=False)
+        for name in ("gated", "gated_backward", "collect"):
+            globals()[name] = torch.compile(globals()[name], dynamic=False)
     step, seconds, checkpoint = 0, 0.0, args.work / "checkpoint.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=False)
@@ -611,10 +694,12 @@ def train(args):
             break
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(args.lr, done)
-        Weight.quantise = done > args.quantise_from
-        loss = loss_of(model, *samples.batch(args.batch_tokens))
+        saved = round_weights(model) if done > args.quantise_from else []
+        ids, targets = samples.batch(args.batch_tokens)
+        loss = measure(model(ids), targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        restore_weights(saved)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
@@ -627,14 +712,356 @@ def train(args):
             losses = []
         if step % 250 == 0:
             model.eval()
-            with torch.no_grad():
-                print(f"  held-out loss {loss_of(model, *check):.4f}", flush=True)
+            loss = sum(measure(model(ids), targets).item() for ids, targets in check)
+            print(f"  held-out loss {loss / len(check):.4f}", flush=True)
             model.train()
         seconds += time.monotonic() - began
         if seconds - last_save > 60:
             last_save = seconds
             save_checkpoint(checkpoint, model, optimizer, samples, step, seconds)
     save_checkpoint(checkpoint, model, optimizer, samples, step, seconds)
+
+# --- Export -----------------------------------------------------------------
+
+
+def expected_tensors(c):
+    """-> {name: (dtype, shape)} of a checkpoint of this family, from its config."""
+    d, h, out = c["hidden_size"], c["num_attention_heads"], {}
+    dn, dr, dv = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    rq, rk, e = c["q_lora_rank"], c["kv_lora_rank"], c["n_routed_experts"]
+
+    def plain(name, *shape, dtype="BF16"):
+        out[name] = (dtype, list(shape))
+
+    def fp8(name, m, n):
+        plain(name + ".weight", m, n, dtype="F8_E4M3")
+        plain(name + ".weight_scale_inv", -(-m // BLOCK), -(-n // BLOCK), dtype="F32")
+
+    def mlp(prefix, width):
+        fp8(prefix + "gate_proj", width, d)
+        fp8(prefix + "up_proj", width, d)
+        fp8(prefix + "down_proj", d, width)
+
+    plain("model.embed_tokens.weight", c["vocab_size"], d)
+    plain("model.norm.weight", d)
+    plain("lm_head.weight", c["vocab_size"], d)
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        plain(p + "input_layernorm.weight", d)
+        plain(p + "post_attention_layernorm.weight", d)
+        fp8(p + "self_attn.q_a_proj", rq, d)
+        plain(p + "self_attn.q_a_layernorm.weight", rq)
+        fp8(p + "self_attn.q_b_proj", h * (dn + dr), rq)
+        fp8(p + "self_attn.kv_a_proj_with_mqa", rk + dr, d)
+        plain(p + "self_attn.kv_a_layernorm.weight", rk)
+        fp8(p + "self_attn.kv_b_proj", h * (dn + dv), rk)
+        fp8(p + "self_attn.o_proj", d, h * dv)
+        if i < c["first_k_dense_replace"]:
+            mlp(p + "mlp.", c["intermediate_size"])
+            continue
+        plain(p + "mlp.gate.weight", e, d)
+        plain(p + "mlp.gate.e_score_correction_bias", e, dtype="F32")
+        for j in range(e):
+            mlp(p + f"mlp.experts.{j}.", c["moe_intermediate_size"])
+        mlp(p + "mlp.shared_experts.", c["moe_intermediate_size"] * c["n_shared_experts"])
+    return out
+
+
+def export(args):
+    state = torch.load(args.work / "checkpoint.pt", weights_only=False)
+    trained = {}  # Under the names of the checkpoint format, one entry per expert.
+    for name, value in state["model"].items():
+        name = name if name.startswith("lm_head") else "model." + name
+        if name.endswith("mlp.load"):
+            continue
+        if name.endswith("mlp.bias"):
+            name = name.replace("mlp.bias", "mlp.gate.e_score_correction_bias")
+        if value.dim() == 3:
+            for j, expert in enumerate(value):
+                trained[name.replace("mlp.", f"mlp.experts.{j}.")] = expert
+        else:
+            trained[name] = value
+    tensors = {}
+    for name, (dtype, shape) in expected_tensors(CONFIG).items():
+        if dtype == "F8_E4M3":
+            tensors[name], tensors[name + "_scale_inv"] = to_fp8(trained.pop(name))
+        elif not name.endswith("_scale_inv"):
+            value = trained.pop(name)
+            tensors[name] = value.to(torch.bfloat16) if dtype == "BF16" else value.float()
+    assert not trained, f"not exported: {sorted(trained)}"
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
+    save_file(tensors, args.out / "model.safetensors", metadata={"format": "pt"})
+    write_json(args.out / "config.json", CONFIG)
+    print(f"exported step {state['step']} after {state['seconds'] / 60:.1f} min of training")
+    (args.out / "model.safetensors").chmod(0o644)
+    check_file(args.out)
+
+
+def check_file(out):
+    """Reads the container byte by byte and compares it with what the config asks for."""
+    data = (out / "model.safetensors").read_bytes()
+    header_bytes = struct.unpack("<Q", data[:8])[0]
+    assert header_bytes <= 100_000_000 and data[8:9] == b"{"
+    pairs = json.loads(data[8:8 + header_bytes], object_pairs_hook=lambda p: p)
+    header = {name: dict(value) for name, value in pairs if name != "__metadata__"}
+    assert len(header) == len([n for n, _ in pairs if n != "__metadata__"]), "duplicate names"
+    expected = expected_tensors(json.loads((out / "config.json").read_text()))
+    assert {n: (v["dtype"], v["shape"]) for n, v in header.items()} == expected
+    end, size = 0, {"F8_E4M3": 1, "BF16": 2, "F32": 4}
+    for tensor in sorted(header.values(), key=lambda v: v["data_offsets"]):
+        begin, following = tensor["data_offsets"]
+        assert begin == end and (8 + header_bytes + begin) % size[tensor["dtype"]] == 0
+        assert following - begin == size[tensor["dtype"]] * math.prod(tensor["shape"])
+        end = following
+    assert 8 + header_bytes + end == len(data), "bytes after the last tensor"
+    for name, value in load_file(out / "model.safetensors").items():
+        assert value.float().isfinite().all(), name
+    print(f"checked {len(header)} tensors, {len(data)} bytes")
+
+
+# --- The exported model, evaluated plainly ----------------------------------
+
+
+class Reference:
+    """The model as its files describe it, one sequence at a time, in one float type:
+    weights are code times scale, attention is the naive form, nothing is rounded."""
+
+    def __init__(self, folder, dtype=torch.float32):
+        self.c = json.loads((folder / "config.json").read_text())
+        self.dtype, self.w = dtype, {}
+        tensors = load_file(folder / "model.safetensors")
+        for name, value in tensors.items():
+            if value.dtype == torch.float8_e4m3fn:
+                self.w[name] = from_fp8(value, tensors[name + "_scale_inv"], dtype)
+            elif not name.endswith("_scale_inv"):
+                self.w[name] = value.to(dtype)
+        self.table = [y.to(dtype) for y in rope_table(self.c["max_position_embeddings"])]
+
+    def norm(self, x, name):
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.c["rms_norm_eps"])
+        return x * scale * self.w[name + ".weight"]
+
+    def linear(self, x, name):
+        return x @ self.w[name + ".weight"].T
+
+    def attention(self, x, p, cache):
+        """cache: (k [old, h, dn + dr], v [old, h, dv]) or None -> output, new cache."""
+        c, t, h = self.c, len(x), self.c["num_attention_heads"]
+        dn, dv, rk = c["qk_nope_head_dim"], c["v_head_dim"], c["kv_lora_rank"]
+        old = 0 if cache is None else len(cache[0])
+        cos, sin = (y[old:old + t, None] for y in self.table)
+        q = self.norm(self.linear(x, p + "q_a_proj"), p + "q_a_layernorm")
+        q = self.linear(q, p + "q_b_proj").view(t, h, -1)
+        q = torch.cat((q[..., :dn], rotate(q[..., dn:], cos, sin)), -1)
+        latent = self.linear(x, p + "kv_a_proj_with_mqa")
+        k_rope = rotate(latent[:, None, rk:], cos, sin).expand(-1, h, -1)
+        kv = self.linear(self.norm(latent[:, :rk], p + "kv_a_layernorm"), p + "kv_b_proj")
+        kv = kv.view(t, h, dn + dv)
+        k, v = torch.cat((kv[..., :dn], k_rope), -1), kv[..., dn:]
+        if cache is not None:
+            k, v = torch.cat((cache[0], k)), torch.cat((cache[1], v))
+        s = torch.einsum("thd,uhd->htu", q, k) * q.shape[-1] ** -0.5
+        future = torch.full((t, old + t), -torch.inf, dtype=self.dtype).triu(old + 1)
+        o = torch.einsum("htu,uhd->thd", (s + future).softmax(-1), v)
+        return self.linear(o.flatten(1), p + "o_proj"), (k, v)
+
+    def mlp(self, x, p):
+        return self.linear(F.silu(self.linear(x, p + "gate_proj"))
+                           * self.linear(x, p + "up_proj"), p + "down_proj")
+
+    def experts(self, x, p):
+        scores = self.linear(x, p + "gate").sigmoid()
+        chosen = route(self.c, scores, self.w[p + "gate.e_score_correction_bias"])
+        weight = scores.gather(1, chosen)
+        weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
+        weight = weight * self.c["routed_scaling_factor"]
+        y = self.mlp(x, p + "shared_experts.")
+        for j in chosen.unique().tolist():
+            token, slot = (chosen == j).nonzero(as_tuple=True)
+            out = self.mlp(x[token], p + f"experts.{j}.")
+            y.index_add_(0, token, out * weight[token, slot, None])
+        return y, chosen
+
+    @torch.no_grad()
+    def __call__(self, ids, cache=None):
+        """ids: list -> logits [t, vocab], cache, chosen experts [t, k] per MoE layer."""
+        x, caches, routed = self.w["model.embed_tokens.weight"][torch.tensor(ids)], [], []
+        for i in range(self.c["num_hidden_layers"]):
+            p = f"model.layers.{i}."
+            y, kept = self.attention(self.norm(x, p + "input_layernorm"),
+                                     p + "self_attn.", cache and cache[i])
+            caches.append(kept)
+            x = x + y
+            y = self.norm(x, p + "post_attention_layernorm")
+            if i < self.c["first_k_dense_replace"]:
+                x = x + self.mlp(y, p + "mlp.")
+            else:
+                y, chosen = self.experts(y, p + "mlp.")
+                x = x + y
+                routed.append(chosen)
+        return self.linear(self.norm(x, "model.norm"), "lm_head"), caches, routed
+
+
+def generate(model, ids, count, temperature=0.0, generator=None, stop=True):
+    """-> new ids (EOS included when it comes), smallest gap between the best two logits."""
+    logits, cache, _ = model(ids)
+    new, margin = [], math.inf
+    for _ in range(count):
+        top = logits[-1].topk(2)
+        margin = min(margin, (top.values[0] - top.values[1]).item())
+        token = top.indices[0].item()
+        if temperature > 0:
+            token = torch.multinomial((logits[-1] / temperature).softmax(-1), 1,
+                                      generator=generator).item()
+        new.append(token)
+        if stop and token == model.c["eos_token_id"]:
+            break
+        logits, cache, _ = model([token], cache)
+    return new, margin
+
+
+# --- Evaluation -------------------------------------------------------------
+
+SHOWN = (  # Prompt, whether it is a chat turn.
+    ("And it came to pass in the days of", False),
+    ("In the beginning", False),
+    ("Tell me of Moses.", True),
+    ("Genesis 1:1", True),
+    ("Hello!", True),
+    ("Who was Solomon?", True),
+    ("Psalm 23", True),
+    ("And the LORD said unto Moses, Stretch forth", True),
+    ("Speak of wisdom.", True),
+)
+
+
+def prompt_ids(tokenizer, text, chat):
+    return tokenizer.encode(BOS + (USER + text + ASSISTANT if chat else text)).ids
+
+
+def held_out_bits(model, tokenizer, chapters, window=512):
+    """-> bits per byte, bits per token, [experts] token counts per MoE layer. Each
+    token sees at least half a window of context where its chapter has that much."""
+    nats, tokens, text_bytes, loads = 0.0, 0, 0, None
+    for chapter in chapters:
+        text = chapter_text(chapter)
+        ids = [0] + tokenizer.encode(text).ids
+        text_bytes += len(text.encode())
+        scored = 1  # ids[:scored] are accounted for; BOS is free.
+        while scored < len(ids):
+            begin = max(0, scored - window // 2)
+            part = ids[begin:begin + window]
+            logits, _, routed = model(part[:-1])
+            new = slice(scored - begin - 1, None)
+            nats += F.cross_entropy(logits[new], torch.tensor(part[scored - begin:]),
+                                    reduction="sum").item()
+            counts = [r[new].flatten().bincount(minlength=model.c["n_routed_experts"])
+                      for r in routed]
+            loads = counts if loads is None else [a + b for a, b in zip(loads, counts)]
+            tokens += len(part) - (scored - begin)
+            scored = begin + len(part)
+    return nats / math.log(2) / text_bytes, nats / math.log(2) / tokens, loads
+
+
+def evaluate(args):
+    check_file(args.out)
+    split = json.loads((args.work / "split.json").read_text())
+    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    model = Reference(args.out)
+    per_byte, per_token, loads = held_out_bits(model, tokenizer, split["held_out"])
+    routing = []
+    for layer, load in enumerate(loads, model.c["first_k_dense_replace"]):
+        share = load / load.sum()
+        routing.append({"layer": layer, "share_min": share.min().item(),
+                        "share_max": share.max().item(),
+                        "entropy_bits": -(share * share.clamp_min(1e-9).log2()).sum().item()})
+    generator = torch.Generator().manual_seed(args.seed)
+    shown, sampled = [], []
+    for text, chat in SHOWN:
+        ids = prompt_ids(tokenizer, text, chat)
+        greedy, _ = generate(model, ids, 80)
+        drawn, _ = generate(model, ids, 80, 0.8, generator)
+        shown.append({"prompt": text, "chat": chat, "greedy": tokenizer.decode(greedy),
+                      "temperature 0.8": tokenizer.decode(drawn)})
+    for _ in range(20):
+        sampled.append(tokenizer.decode(generate(model, [0], 120, 0.8, generator)[0]))
+    words = [w.lower() for w in re.findall(r"[A-Za-z]+", " ".join(sampled))]
+    text = " ".join(map(chapter_text, split["train"]))
+    in_text = {w.lower() for w in re.findall(r"[A-Za-z]+", text)}
+    in_list = {w.lower() for w in args.words.read_text().split()}
+    report = {
+        "held_out": {"bits_per_byte": per_byte, "bits_per_token": per_token},
+        "words": {"sampled": len(words),
+                  "share_in_word_list": sum(w in in_list for w in words) / len(words),
+                  "share_in_word_list_or_text":
+                      sum(w in in_list or w in in_text for w in words) / len(words)},
+        "routing": routing, "shown": shown, "sampled": sampled[:5]}
+    write_json(args.work / "report.json", report)
+    print(json.dumps(report, ensure_ascii=False, indent=1))
+
+
+# --- Goldens ----------------------------------------------------------------
+
+GOLDEN_PROMPTS = (  # Name, text, whether it is a chat turn.
+    ("plain", "And God said unto Moses,", False),
+    ("chat", "Tell me of David.", True),
+    ("long", "Now these are the names of the children of Israel, which came into Egypt; "
+     "every man and his household came with Jacob. And there arose up a new king over "
+     "Egypt, which knew not Joseph. And he said unto his people, Behold, the people of "
+     "the children of Israel are more and mightier than we: come on, let us deal wisely "
+     "with them; lest they multiply, and it come to pass, that, when there falleth out "
+     "any war, they join also unto our enemies, and fight against us. And the king spake "
+     "unto the people, saying,", False),
+)
+
+GOLDEN_TEXTS = (
+    "", " ", "In the beginning God created the heaven and the earth.", "Hello, world!",
+    " hello", "a  1", "a   b", "x\n\n  y", "  \n", "\r\n\r\n", "\n\n", "\tTab\t\tTab",
+    "12345678", "Genesis 12:345", "$100.50", "I'm don't we'LL", "foo_bar(x) == !!!abc",
+    "http://a.b/c?d=1", "naïve café", "e\u0301 \u00e9", "你好，世界", "日本語テスト・カナ",
+    "한국어", "Привет, мир", "😀 emoji 👨‍👩‍👧", "①②③ 一二 ٣٤٥٦", "\u00a0x a\u3000b\u200b",
+    "LORD, the LORD's", "…—“quoted”", "\u0000\u0001\u007f",
+    "def f(x):\n    return x**2\n",
+    BOS + USER + "Tell me of Moses." + ASSISTANT,
+    BOS + "You are a helpful assistant." + USER + "Hi" + ASSISTANT + "Peace." + EOS,
+    PAD + " text " + EOS + EOS, "<｜User｜ >", "<|User|>", "a" + USER + " b",
+)
+
+
+def golden(args):
+    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    single, double = Reference(args.out), Reference(args.out, torch.float64)
+    prompts = []
+    for name, text, chat in GOLDEN_PROMPTS:
+        ids = prompt_ids(tokenizer, text, chat)
+        logits, exact = single(ids)[0], double(ids)[0]
+        new, margin = generate(single, ids, 48, stop=False)
+        whole, exact_whole = single(ids + new)[0], double(ids + new)[0]
+        assert whole.argmax(-1)[len(ids) - 1:-1].tolist() == new, "cache and no cache differ"
+        assert generate(double, ids, 48, stop=False)[0] == new, "f32 and f64 differ"
+        assert exact.argmax(-1).equal(logits.argmax(-1)), "f32 and f64 differ"
+        top = exact.topk(2).values
+        prompts.append({
+            "name": name, "text": BOS + (USER + text + ASSISTANT if chat else text),
+            "ids": ids,
+            "last_logits_0_to_15": [round(x, 6) for x in exact[-1, :16].tolist()],
+            "argmax": logits.argmax(-1).tolist(),
+            "argmax_margin_min": round((top[:, 0] - top[:, 1]).min().item(), 6),
+            "greedy_ids": new, "greedy_margin_min": round(margin, 6),
+            "greedy_text": tokenizer.decode(new, skip_special_tokens=False),
+            "f32_f64_difference_max": (whole - exact_whole).abs().max().item()})
+        print(name, len(ids), prompts[-1]["greedy_margin_min"],
+              prompts[-1]["argmax_margin_min"], prompts[-1]["f32_f64_difference_max"],
+              repr(prompts[-1]["greedy_text"]))
+    texts = [{"text": t, "ids": tokenizer.encode(t).ids} for t in GOLDEN_TEXTS]
+    for sample in texts:
+        decoded = tokenizer.decode(sample["ids"], skip_special_tokens=False)
+        assert decoded == sample["text"], sample
+    (args.out / "golden.json").write_text(json.dumps(
+        {"about": "Written by train.py golden. Weights are FP8 code times scale, all "
+                  "arithmetic in f32 (logits in f64). Ids begin with BOS. "
+                  "greedy_ids does not stop at EOS.",
+         "prompts": prompts, "tokenizer": texts}, ensure_ascii=True, indent=1) + "\n")
 
 
 def main():
@@ -656,6 +1083,7 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--quantise-from", type=float, default=0.8,
                         help="share of training after which weights are rounded to FP8")
+    parser.add_argument("--compile", action="store_true", help="faster; needs a C++ compiler")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t checked_header_bytes = offsetof(micro_batch_header, header_checksum);
 constexpr uint32_t rows_max = 65535;   // a pair_entry's row has 16 bits
+constexpr uint32_t pairs_max = 1U << 24U;
 constexpr uint32_t hidden_max = 1U << 16U;
 
 uint64_t header_checksum(const micro_batch_header& header) { return XXH3_64bits(&header, checked_header_bytes); }
@@ -43,31 +44,44 @@ void seal(micro_batch& message, bool with_payload) {
   header.header_checksum = header_checksum(header);
 }
 
-result<void> validate(const micro_batch& message) {
-  const auto& header = message.header;
+const char* wrong_counts(const micro_batch_header& header) {
+  if (header.kind == message_kind::bulk) return nullptr;
+  if (header.kind != message_kind::dispatch && header.kind != message_kind::combine) return "its kind is unknown";
+  if (header.dtype > wire_dtype::fp8) return "its dtype is unknown";
+  if (header.kind == message_kind::combine && header.status != combine_status::ok)
+    return header.payload_bytes == 0 ? nullptr : "a refusal carries a payload";
+  if (header.hidden == 0 || header.hidden > hidden_max || header.row_count > rows_max ||
+      header.pair_count > pairs_max)
+    return "a count in its header is out of range";
+  const uint64_t rows_carried = header.kind == message_kind::dispatch ? header.row_count : header.pair_count;
+  if (header.payload_bytes != payload_bytes(header.dtype, header.hidden, header.pair_count, rows_carried))
+    return "its payload length does not follow from its counts";
+  return nullptr;
+}
+
+result<void> validate_header(const micro_batch_header& header) {
   if (header.magic != micro_batch_header::magic_value) return malformed("its magic number is wrong");
   if (header.header_checksum != header_checksum(header)) return malformed("its header checksum does not match");
+  const char* wrong = wrong_counts(header);
+  return wrong == nullptr ? result<void>{} : malformed(wrong);
+}
+
+result<void> validate_payload(const micro_batch& message) {
+  const auto& header = message.header;
   const uint64_t size = message.payload ? message.payload->size : 0;
   if (header.payload_bytes != size) return malformed("its payload is not as long as its header says");
   if ((header.flags & 1U) != 0 && message.payload &&
       header.payload_checksum != XXH3_64bits(message.payload->data, size))
     return malformed("its payload checksum does not match");
-  if (header.kind == message_kind::bulk) return {};
-  if (header.kind != message_kind::dispatch && header.kind != message_kind::combine)
-    return malformed("its kind is unknown");
-  if (header.dtype > wire_dtype::fp8) return malformed("its dtype is unknown");
-  if (header.kind == message_kind::combine && header.status != combine_status::ok) {
-    return size == 0 ? result<void>{} : malformed("a refusal carries a payload");
-  }
-  if (header.hidden == 0 || header.hidden > hidden_max || header.row_count > rows_max ||
-      header.pair_count > (1U << 24U))
-    return malformed("a count in its header is out of range");
-  const uint64_t rows_carried = header.kind == message_kind::dispatch ? header.row_count : header.pair_count;
-  if (size != payload_bytes(header.dtype, header.hidden, header.pair_count, rows_carried))
-    return malformed("its payload length does not follow from its counts");
+  if (header.kind == message_kind::bulk || size == 0) return {};
   for (const auto& entry : pairs(message))
     if (entry.row >= header.row_count) return malformed("an entry names a row that it does not carry");
   return {};
+}
+
+result<void> validate(const micro_batch& message) {
+  if (auto checked = validate_header(message.header); !checked) return checked;
+  return validate_payload(message);
 }
 
 std::span<pair_entry> pairs(const micro_batch& message) {

@@ -27,6 +27,13 @@ namespace troupe {
 
 enum class message_kind : uint8_t { dispatch = 1, combine = 2, bulk = 3 };
 
+// Dispatch, combine and bulk have separate credits and memory, so that none can block another.
+// An unknown kind counts as bulk.
+constexpr size_t message_class_count = 3;
+constexpr size_t message_class(message_kind kind) {
+  return kind == message_kind::dispatch ? 0 : kind == message_kind::combine ? 1 : 2;
+}
+
 // What a combine says about the dispatch it answers.
 enum class combine_status : uint8_t {
   ok = 0,
@@ -77,7 +84,8 @@ struct micro_batch_header {
   uint64_t payload_checksum = 0;     //  80  XXH3-64 of the payload when flags bit 0 is set, else 0
   uint64_t send_time_ns = 0;         //  88  sender's clock
   uint64_t sequence = 0;             //  96  per (sender, receiver, class); set by the wire
-  uint64_t reserved[2] = {0, 0};     // 104
+  uint64_t session = 0;              // 104  of the sender's connection; set and checked by the wire
+  uint64_t reserved = 0;             // 112
   uint64_t header_checksum = 0;      // 120  XXH3-64 of bytes 0..119; set and checked by the wire
 
   static constexpr uint32_t magic_value = 0x31505254U;
@@ -97,6 +105,16 @@ uint64_t payload_bytes(wire_dtype dtype, uint32_t hidden, uint32_t pair_count, u
 
 // Sets the header's checksum; with `with_payload` the payload's too.
 void seal(micro_batch& message, bool with_payload);
+
+// What is wrong with the kind, counts and `payload_bytes` of a header, or null: also tells a sender
+// what its addressee would refuse.
+const char* wrong_counts(const micro_batch_header& header);
+
+// The parts of `validate`, for a wire that must know before it takes memory for the payload: magic,
+// header checksum and counts; then length, payload checksum and entries.
+// Fails: malformed.
+result<void> validate_header(const micro_batch_header& header);
+result<void> validate_payload(const micro_batch& message);
 
 // Checks a message that came from a peer: magic, checksums, and that its counts and lengths agree
 // with each other and with the payload (never trust a length that a peer sent).

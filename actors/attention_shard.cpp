@@ -1,0 +1,388 @@
+#include "actors/attention_shard.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <bit>
+#include <cstring>
+
+namespace troupe {
+
+namespace {
+
+// How long rows of an expert without a live replica wait for one.
+constexpr auto stranded_deadline = std::chrono::seconds(30);
+constexpr auto tick_period = std::chrono::milliseconds(25);
+constexpr uint16_t absent = 0xffff;
+
+}  // namespace
+
+attention_shard_actor::behavior_type attention_shard_state::start(
+    attention_shard_actor::stateful_pointer<attention_shard_state> self, shard_environment environment) {
+  self_ = self;
+  environment_ = std::move(environment);
+  const auto& settings = environment_.settings;
+  const auto& config = *environment_.config;
+  const auto& math = environment_.compute->math();
+  forward_.emplace(config, *environment_.weights, math, settings.combine == wire_dtype::bf16);
+  cache_.emplace(math.layout_kv(config.kv_lora_rank, config.qk_rope_head_dim), config.num_hidden_layers,
+                 static_cast<int>(settings.kv_blocks));
+  batcher_.emplace(batcher_options{settings.rows_max, settings.chunk, settings.micro_batches, settings.sequences_max},
+                   *cache_);
+  const auto address = caf::actor_cast<caf::actor>(self);
+  for (uint32_t i = 0; i < settings.micro_batches; ++i)
+    steps_.push_back(std::make_unique<shard_step>(*forward_, *cache_, static_cast<int>(settings.rows_max),
+                                                  [address, i] { caf::anon_send(address, stage_done{i}); }));
+  payload_row_.assign(settings.rows_max, absent);
+  environment_.data_plane->attach(environment_.self.slot,
+                                  [address](micro_batch message) { caf::anon_send(address, std::move(message)); });
+  self->delayed_send(self, tick_period, tick{});
+  return {
+      [this](const start_sequence& message) { on_start(message); },
+      [this](const cancel_sequence& message) { on_cancel(message); },
+      [this](const sequence_placement& message) { on_placement(message); },
+      [this](const view_ptr& view) { on_view(view); },
+      [this](const micro_batch& answer) { on_answer(answer); },
+      [this](const stage_done& done) { on_stage_done(done.micro_batch); },
+      [this](const tick&) { on_tick(); },
+  };
+}
+
+steady_time attention_shard_state::now() const { return self_->clock().now(); }
+
+void attention_shard_state::on_start(const start_sequence& message) {
+  auto added = std::make_unique<sequence>();
+  added->request = message.request;
+  added->attempt = message.attempt;
+  added->tokens = message.tokens;
+  added->prompt_tokens = message.prompt_tokens;
+  added->max_tokens = message.max_tokens;
+  added->seed = message.seed;
+  added->temperature = std::bit_cast<float>(message.temperature_bits);
+  added->top_p = std::bit_cast<float>(message.top_p_bits);
+  added->ignore_eos = message.ignore_eos;
+  if (auto taken = batcher_->add(std::move(added)); !taken) {
+    if (view_)
+      tell(view_->api_server,
+                  sequence_failed{message.request, message.attempt, static_cast<uint8_t>(taken.failure().code),
+                                  taken.failure().message});
+    end_sequence(message.request, message.attempt);
+    return;
+  }
+  start_idle_steps();
+}
+
+void attention_shard_state::on_cancel(const cancel_sequence& message) {
+  batcher_->cancel(message.request, message.attempt);
+  end_sequence(message.request, message.attempt);
+  start_idle_steps();
+}
+
+void attention_shard_state::on_placement(const sequence_placement& message) {
+  if (message.shard != environment_.self) {
+    spdlog::error("shard {}.{}: the decode balancer moved a sequence to another shard, which needs separate roles",
+                  environment_.self.node.value, environment_.self.slot);
+    return;
+  }
+  if (batcher_->start_decoding(message.request, message.attempt)) start_idle_steps();
+}
+
+void attention_shard_state::on_view(const view_ptr& view) {
+  if (view_ && view->epoch <= view_->epoch) return;
+  view_ = view;
+  std::vector<live_node> live;
+  for (const auto& member : view->members) live.push_back({member.node.value, member.incarnation.value});
+  router_.update(view->placement, live, environment_.self.node.value);
+  // What was asked of a node that is gone is asked of another replica.
+  for (size_t i = 0; i < ledger_.entries().size(); ++i) {
+    auto& entry = ledger_.entries()[i];
+    if (entry.id == 0) continue;
+    const auto incarnation = router_.incarnation(entry.to.node);
+    if (incarnation && *incarnation == entry.to.incarnation) continue;
+    const uint32_t step_index = entry.step_index;
+    const uint32_t attempt = entry.attempt + 1;
+    const auto pairs = entry.pairs;
+    ledger_.close(entry);
+    dispatch_pairs(step_index, pairs, std::nullopt, attempt);
+  }
+  retry_stranded();
+  send_unsent();
+  report();
+  start_idle_steps();
+}
+
+void attention_shard_state::on_answer(const micro_batch& answer) {
+  const auto& header = answer.header;
+  if (header.kind != message_kind::combine) return;
+  auto* entry = ledger_.find(header.dispatch_id);
+  if (entry == nullptr || entry->to.node != header.source_node || entry->to.incarnation != header.source_incarnation ||
+      entry->step_number != header.step || entry->layer != header.layer)
+    return;  // late: the pair was answered by somebody else, or the step has moved on
+  const uint32_t step_index = entry->step_index;
+  if (header.status != combine_status::ok)
+    refused(answer, *entry);
+  else
+    file(answer, *entry);
+  send_unsent();
+  advance(step_index);
+}
+
+void attention_shard_state::file(const micro_batch& answer, outstanding_dispatch& entry) {
+  auto& step = *steps_[entry.step_index];
+  const auto& header = answer.header;
+  if (header.pair_count != entry.pairs.size() || header.dtype != environment_.settings.combine ||
+      header.hidden != static_cast<uint32_t>(environment_.config->hidden_size)) {
+    spdlog::warn("shard {}.{}: node {} answered a dispatch in another shape; the answer was dropped",
+                 environment_.self.node.value, environment_.self.slot, header.source_node);
+    return;
+  }
+  const uint64_t stride = row_bytes(header.dtype, header.hidden, 1);
+  const std::byte* outputs = rows(answer);
+  for (size_t i = 0; i < entry.pairs.size(); ++i) step.accept(entry.pairs[i], outputs + i * stride);
+  step.keep(answer.payload);
+  ledger_.close(entry);
+}
+
+// A host did not serve a dispatch. A retired epoch or a missing expert is asked again, of another
+// replica if there is one; two bad outputs from different replicas are an error of the model.
+void attention_shard_state::refused(const micro_batch& answer, outstanding_dispatch& entry) {
+  const auto pairs = entry.pairs;
+  const uint32_t step_index = entry.step_index;
+  const uint32_t attempt = entry.attempt + 1;
+  const uint16_t node = entry.to.node;
+  const uint32_t layer = entry.layer;
+  ledger_.close(entry);
+  if (answer.header.status == combine_status::bad_output && attempt > 1) {
+    fail_rows(step_index, pairs,
+              {errc::internal, "expert " + std::to_string(pairs.front().expert) + " of layer " + std::to_string(layer) +
+                                   " (or one served with it) gives NaN or infinity on two replicas"});
+    return;
+  }
+  if (answer.header.status == combine_status::stale_epoch)
+    dispatch_pairs(step_index, pairs, std::nullopt, attempt);
+  else
+    dispatch_pairs(step_index, pairs, node, attempt);
+}
+
+void attention_shard_state::on_stage_done(uint32_t step_index) {
+  auto& step = *steps_[step_index];
+  if (!step.attended()) {
+    step.shared_done();
+    advance(step_index);
+    return;
+  }
+  if (step.through()) {
+    finish_step(step_index);
+    return;
+  }
+  open_layer(step_index);
+}
+
+void attention_shard_state::start_idle_steps() {
+  if (!view_) return;
+  for (uint32_t i = 0; i < steps_.size(); ++i) {
+    auto& step = *steps_[i];
+    if (!step.idle() || !batcher_->pick(step.mutable_batch())) continue;
+    step.begin(++steps_started_);
+    submit(i, step.attend());
+  }
+}
+
+void attention_shard_state::submit(uint32_t step_index, stage_task& stage) {
+  steps_[step_index]->running(stage);
+  environment_.compute->submit(stage);
+}
+
+void attention_shard_state::open_layer(uint32_t step_index) {
+  auto& step = *steps_[step_index];
+  step.open_layer();
+  pairs_.clear();
+  step.unanswered(pairs_);
+  dispatch_pairs(step_index, pairs_, std::nullopt, 0);
+  submit(step_index, step.shared());
+  send_unsent();
+}
+
+void attention_shard_state::dispatch_pairs(uint32_t step_index, std::span<const owed_pair> pairs,
+                                           std::optional<uint16_t> avoid, uint32_t attempt) {
+  auto& step = *steps_[step_index];
+  std::vector<owed_pair> stranded;
+  ledger_.open(step_index, step.number(), static_cast<uint32_t>(step.layer()), pairs, router_, avoid, attempt, now(),
+               stranded);
+  if (!stranded.empty()) stranded_.push_back({step_index, step.number(), std::move(stranded), now()});
+}
+
+// Sends what memory and credits allow; the rest waits for an answer or the next tick.
+void attention_shard_state::send_unsent() {
+  for (auto& entry : ledger_.entries())
+    if (entry.id != 0 && !entry.sent) send(entry);
+}
+
+void attention_shard_state::send(outstanding_dispatch& entry) {
+  const auto& settings = environment_.settings;
+  const auto& step = *steps_[entry.step_index];
+  const auto hidden = static_cast<uint32_t>(environment_.config->hidden_size);
+  uint16_t row_count = 0;
+  for (const auto& pair : entry.pairs)
+    if (payload_row_[pair.row] == absent) payload_row_[pair.row] = row_count++;
+  const auto pair_count = static_cast<uint32_t>(entry.pairs.size());
+  const uint64_t bytes = payload_bytes(settings.dispatch, hidden, pair_count, row_count);
+  micro_batch message;
+  message.payload = environment_.dispatch_pool->acquire(bytes);
+  if (message.payload) {
+    auto& header = message.header;
+    header.kind = message_kind::dispatch;
+    header.dtype = settings.dispatch;
+    header.source_node = environment_.self.node.value;
+    header.source_slot = environment_.self.slot;
+    header.source_incarnation = environment_.self.incarnation.value;
+    header.micro_batch = entry.step_index;
+    header.layer = entry.layer;
+    header.step = entry.step_number;
+    header.epoch = view_->epoch.value;
+    header.attempt = entry.attempt;
+    header.dispatch_id = entry.id;
+    header.row_count = row_count;
+    header.pair_count = pair_count;
+    header.hidden = hidden;
+    header.payload_bytes = bytes;
+    const auto entries = pairs(message);
+    std::byte* activations = rows(message);
+    const uint64_t stride = row_bytes(settings.dispatch, hidden, 1);
+    uint16_t copied = 0;
+    for (size_t i = 0; i < entry.pairs.size(); ++i) {
+      const auto& pair = entry.pairs[i];
+      const uint16_t row = payload_row_[pair.row];
+      entries[i] = {row, pair.expert, pair.k_slot, 0, 0.0F};
+      if (row != copied) continue;
+      step.copy_activation(pair.row, settings.dispatch, activations + row * stride);
+      ++copied;
+    }
+  }
+  for (const auto& pair : entry.pairs) payload_row_[pair.row] = absent;
+  if (!message.payload) return;
+  const endpoint to{entry.to.node, 0, entry.to.incarnation};
+  const auto sent = environment_.data_plane->send(to, std::move(message));
+  if (!sent && sent.failure().code == errc::exhausted) return;
+  // A peer that cannot be reached is as good as silent: the next view or the deadline decides.
+  entry.sent = true;
+  entry.since = now();
+  ledger_.count_sent(entry);
+}
+
+void attention_shard_state::advance(uint32_t step_index) {
+  auto& step = *steps_[step_index];
+  if (step.idle() || step.through() || !step.complete()) return;
+  ledger_.close_step(step_index);
+  submit(step_index, step.attend());
+}
+
+void attention_shard_state::finish_step(uint32_t step_index) {
+  auto& step = *steps_[step_index];
+  const auto sampled = step.sampled();
+  tokens_emitted message{environment_.self, {}};
+  std::vector<place_sequence> placements;
+  std::vector<std::pair<request_id, uint32_t>> ended;
+  const auto& eos = environment_.config->eos_token_ids;
+  batcher_->finish(step.batch(), [&](sequence& owner, size_t index, bool was_prefill) {
+    const auto& drawn = sampled[index];
+    emitted_token token{owner.request, owner.attempt, owner.completion_tokens(), drawn.token,
+                        std::bit_cast<uint32_t>(drawn.logprob), 0};
+    owner.tokens.push_back(drawn.token);
+    if (!owner.ignore_eos && std::find(eos.begin(), eos.end(), drawn.token) != eos.end())
+      token.finish = 1;
+    else if (owner.completion_tokens() >= owner.max_tokens)
+      token.finish = 2;
+    message.tokens.push_back(token);
+    if (token.finish != 0) {
+      ended.emplace_back(owner.request, owner.attempt);
+    } else if (was_prefill) {
+      placements.push_back({owner.request, owner.attempt, environment_.self, static_cast<uint32_t>(owner.tokens.size())});
+    }
+    return token.finish != 0;
+  });
+  step.end();
+  tokens_ += message.tokens.size();
+  if (!message.tokens.empty()) tell(view_->api_server, std::move(message));
+  for (const auto& placement : placements) tell(view_->decode_balancer, placement);
+  for (const auto& [request, attempt] : ended) end_sequence(request, attempt);
+  start_idle_steps();
+}
+
+// Rows that cannot be computed: their sequences fail, and zeros let the other rows go on.
+void attention_shard_state::fail_rows(uint32_t step_index, std::span<const owed_pair> pairs, const error& cause) {
+  auto& step = *steps_[step_index];
+  for (const auto& pair : pairs) {
+    step.give_up(pair);
+    const sequence& owner = *step.batch()[pair.row].owner;
+    if (owner.cancelled) continue;
+    const request_id request = owner.request;
+    const uint32_t attempt = owner.attempt;
+    tell(view_->api_server,
+                  sequence_failed{request, attempt, static_cast<uint8_t>(cause.code), cause.message});
+    batcher_->cancel(request, attempt);
+    end_sequence(request, attempt);
+  }
+}
+
+void attention_shard_state::retry_stranded() {
+  auto waiting = std::move(stranded_);
+  stranded_.clear();
+  for (auto& set : waiting) {
+    auto& step = *steps_[set.step_index];
+    if (step.idle() || step.number() != set.step_number) continue;
+    if (now() - set.since > stranded_deadline) {
+      fail_rows(set.step_index, set.pairs,
+                {errc::unavailable, "no live node holds expert " + std::to_string(set.pairs.front().expert) +
+                                        " of layer " + std::to_string(step.layer()) +
+                                        "; start a node that does, or raise redundant_replicas"});
+      advance(set.step_index);
+      continue;
+    }
+    const auto since = set.since;
+    dispatch_pairs(set.step_index, set.pairs, std::nullopt, 1);
+    if (!stranded_.empty() && stranded_.back().step_index == set.step_index) stranded_.back().since = since;
+  }
+}
+
+void attention_shard_state::on_tick() {
+  self_->delayed_send(self_, tick_period, tick{});
+  if (!view_) return;
+  retry_stranded();
+  // A dispatch that stays unanswered goes to another replica as well; the first answer counts.
+  const auto deadline = std::chrono::milliseconds(environment_.settings.dispatch_deadline_ms);
+  for (size_t i = 0; i < ledger_.entries().size(); ++i) {
+    auto& entry = ledger_.entries()[i];
+    if (entry.id == 0 || !entry.sent || entry.repeated || now() - entry.since < deadline) continue;
+    std::vector<owed_pair> unanswered;
+    for (const auto& pair : entry.pairs)
+      if (!steps_[entry.step_index]->answered(pair) && router_.alternative(entry.layer, pair.expert, entry.to.node))
+        unanswered.push_back(pair);
+    entry.repeated = true;
+    if (!unanswered.empty()) dispatch_pairs(entry.step_index, unanswered, entry.to.node, entry.attempt + 1);
+  }
+  send_unsent();
+  report();
+}
+
+void attention_shard_state::end_sequence(request_id request, uint32_t attempt) {
+  const sequence_ended message{request, attempt, environment_.self};
+  if (!view_) return;
+  tell(view_->decode_balancer, message);
+  tell(view_->prefill_balancer, message);
+}
+
+void attention_shard_state::report() {
+  shard_report message;
+  message.slot = environment_.self.slot;
+  message.epoch = view_->epoch;
+  message.counters.steps = steps_started_;
+  message.counters.tokens = tokens_;
+  message.counters.sequences = batcher_->size();
+  message.counters.kv_blocks_free = static_cast<uint64_t>(cache_->free_count());
+  message.counters.kv_blocks = static_cast<uint64_t>(cache_->block_count());
+  message.counters.dispatches_sent = ledger_.sent_count();
+  message.counters.dispatches_resent = ledger_.resent_count();
+  caf::anon_send(environment_.node, message);
+}
+
+}  // namespace troupe

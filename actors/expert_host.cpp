@@ -1,0 +1,196 @@
+#include "actors/expert_host.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace troupe {
+
+namespace {
+
+constexpr auto tick_period = std::chrono::milliseconds(20);
+
+}  // namespace
+
+expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::stateful_pointer<expert_host_state> self,
+                                                          expert_host_environment environment) {
+  self_ = self;
+  address_ = caf::actor_cast<caf::actor>(self);
+  environment_ = std::move(environment);
+  const auto& config = *environment_.config;
+  const auto experts = static_cast<size_t>(config.n_routed_experts);
+  experts_.resize(static_cast<size_t>(config.num_hidden_layers) * experts);
+  hosted_.resize(experts_.size(), false);
+  counts_.resize(experts);
+  for (auto& hosted : environment_.experts) {
+    const size_t at = hosted.layer * experts + hosted.expert;
+    experts_[at] = self->spawn<caf::linked>(
+        expert, expert_environment{hosted.layer, hosted.expert, std::move(hosted.weights), environment_.compute});
+    hosted_[at] = true;
+  }
+  // The answer to a raw pointer in flight is a handle that keeps this actor alive.
+  environment_.data_plane->attach(
+      slot, [address = address_](micro_batch message) { caf::anon_send(address, std::move(message)); });
+  self->delayed_send(self, tick_period, tick{});
+  return {
+      [this](const micro_batch& message) { on_dispatch(message); },
+      [this](const dispatch_done& done) { on_done(*done.work); },
+      [this](const view_ptr& view) {
+        epoch_ = view->epoch;
+        oldest_epoch_ = view->oldest_epoch;
+      },
+      [this](const tick&) {
+        self_->delayed_send(self_, tick_period, tick{});
+        send_unsent();
+        serve_waiting();
+        host_report report;
+        report.counters.rows_received = rows_received_;
+        caf::anon_send(environment_.owner, report);
+      },
+  };
+}
+
+void expert_host_state::completed(dispatch_work& work) { caf::anon_send(address_, dispatch_done{&work}); }
+
+void expert_host_state::on_dispatch(const micro_batch& message) {
+  if (message.header.kind != message_kind::dispatch) return;
+  rows_received_ += message.header.row_count;
+  if (const auto status = check(message); status != combine_status::ok) {
+    refuse(message, status);
+    return;
+  }
+  if (!waiting_.empty() || !begin(message)) waiting_.push_back(message);
+}
+
+combine_status expert_host_state::check(const micro_batch& message) const {
+  const auto& header = message.header;
+  const auto& config = *environment_.config;
+  if (epoch_id{header.epoch} < oldest_epoch_) return combine_status::stale_epoch;
+  if (header.hidden != static_cast<uint32_t>(config.hidden_size) || header.dtype != environment_.settings.dispatch ||
+      header.layer >= static_cast<uint32_t>(config.num_hidden_layers))
+    return combine_status::unknown_expert;
+  const size_t base = size_t{header.layer} * static_cast<size_t>(config.n_routed_experts);
+  for (const auto& pair : pairs(message))
+    if (pair.expert >= config.n_routed_experts || !hosted_[base + pair.expert]) return combine_status::unknown_expert;
+  return combine_status::ok;
+}
+
+// Hands a dispatch's rows to its experts. Returns false when there is no room for the answer yet.
+bool expert_host_state::begin(const micro_batch& message) {
+  const auto& header = message.header;
+  const auto entries = pairs(message);
+  if (entries.empty()) {
+    refuse(message, combine_status::ok);
+    return true;
+  }
+  const uint64_t bytes =
+      payload_bytes(environment_.settings.combine, header.hidden, header.pair_count, header.pair_count);
+  buffer_ref payload = environment_.combine_pool->acquire(bytes);
+  if (!payload) return false;
+  auto work = take_work();
+  work->request = message;
+  work->answer.header = answer_header(message);
+  work->answer.header.payload_bytes = bytes;
+  work->answer.payload = std::move(payload);
+  std::memcpy(work->answer.payload->data, entries.data(), entries.size_bytes());
+
+  // A counting sort groups the pairs by expert.
+  std::fill(counts_.begin(), counts_.end(), 0U);
+  for (const auto& pair : entries) ++counts_[pair.expert];
+  uint32_t distinct = 0;
+  uint32_t position = 0;
+  for (auto& count : counts_) {
+    distinct += count > 0 ? 1 : 0;
+    const uint32_t begin = position;
+    position += count;
+    count = begin;
+  }
+  work->order.resize(entries.size());
+  for (uint32_t i = 0; i < entries.size(); ++i) work->order[counts_[entries[i].expert]++] = i;
+  work->experts_left = distinct;
+
+  dispatch_work* shared = work.get();
+  running_.push_back(std::move(work));
+  const size_t base = size_t{header.layer} * static_cast<size_t>(environment_.config->n_routed_experts);
+  // counts_[e] is now the end of expert e's pairs and the beginning of the next one's.
+  uint32_t begin = 0;
+  for (size_t e = 0; e < counts_.size(); ++e) {
+    if (counts_[e] > begin) caf::anon_send(experts_[base + e], expert_rows{shared, begin, counts_[e]});
+    begin = counts_[e];
+  }
+  return true;
+}
+
+void expert_host_state::on_done(dispatch_work& work) {
+  const auto at = std::find_if(running_.begin(), running_.end(), [&](const auto& held) { return held.get() == &work; });
+  TROUPE_CHECK(at != running_.end(), "the device completed a dispatch that is not running");
+  if (work.bad_output) {
+    refuse(work.request, combine_status::bad_output);
+  } else {
+    send(work.request.header, std::move(work.answer));
+  }
+  work.request = {};
+  work.answer = {};
+  spare_.push_back(std::move(*at));
+  *at = std::move(running_.back());
+  running_.pop_back();
+  serve_waiting();
+}
+
+void expert_host_state::serve_waiting() {
+  while (!waiting_.empty() && begin(waiting_.front())) waiting_.pop_front();
+}
+
+micro_batch_header expert_host_state::answer_header(const micro_batch& message) const {
+  micro_batch_header header = message.header;
+  header.kind = message_kind::combine;
+  header.dtype = environment_.settings.combine;
+  header.status = combine_status::ok;
+  header.flags = 0;
+  header.payload_checksum = 0;
+  header.source_node = environment_.node.value;
+  header.source_slot = slot;
+  header.source_incarnation = environment_.incarnation.value;
+  header.epoch = epoch_.value;
+  return header;
+}
+
+void expert_host_state::refuse(const micro_batch& message, combine_status status) {
+  micro_batch answer;
+  answer.header = answer_header(message);
+  answer.header.status = status;
+  answer.header.payload_bytes = 0;
+  send(message.header, std::move(answer));
+}
+
+void expert_host_state::send(const micro_batch_header& request, micro_batch answer) {
+  const endpoint to{request.source_node, request.source_slot, request.source_incarnation};
+  if (!try_send(to, answer)) unsent_.emplace_back(to, std::move(answer));
+}
+
+// Returns false when the wire has no credit for that peer now. A peer that is gone needs no answer.
+bool expert_host_state::try_send(const endpoint& to, const micro_batch& answer) {
+  const auto sent = environment_.data_plane->send(to, answer);
+  return sent || sent.failure().code != errc::exhausted;
+}
+
+// Each waiting answer is tried: one frozen peer must not hold up the others'.
+void expert_host_state::send_unsent() {
+  std::erase_if(unsent_, [this](const auto& waiting) { return try_send(waiting.first, waiting.second); });
+}
+
+std::unique_ptr<dispatch_work> expert_host_state::take_work() {
+  std::unique_ptr<dispatch_work> work;
+  if (spare_.empty()) {
+    work = std::make_unique<dispatch_work>();
+  } else {
+    work = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  work->bad_output = false;
+  work->listener = this;
+  return work;
+}
+
+}  // namespace troupe

@@ -1,0 +1,378 @@
+// Every control message, grouped by edge, and their CAF type ids.
+//
+// A message is a plain struct with one `inspect`. All are one-way: an answer is a message of its own to
+// a handle that the answerer got from the cluster view, so that simulated links can carry, delay and
+// drop each. No floating-point number passes through CAF's serializer (docs/caf.md): bits travel as
+// integers. Messages marked local never leave their process and carry pointers.
+#pragma once
+
+#include <caf/all.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actors/api.hpp"
+#include "runtime/device/device.hpp"
+#include "runtime/ids.hpp"
+#include "runtime/placement/placement.hpp"
+#include "runtime/wire/micro_batch.hpp"
+
+namespace troupe {
+
+// One attention shard of one incarnation of a node.
+struct shard_ref {
+  node_id node;
+  incarnation_id incarnation;
+  uint16_t slot = 0;  // endpoint slot on its node
+
+  bool operator==(const shard_ref&) const = default;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, shard_ref& m) {
+    return f(m.node, m.incarnation, m.slot);
+  }
+};
+
+// --- front end -> api_server (local) ---
+
+struct submit_generation {
+  uint64_t ticket = 0;  // the front end's id, for `cancel_generation`
+  std::shared_ptr<const generation_request> request;
+  std::shared_ptr<const generation_sink> sink;
+};
+struct cancel_generation {
+  uint64_t ticket = 0;
+};
+
+// --- api_server <-> prefill_balancer ---
+
+struct route_prompt {
+  request_id request;
+  uint32_t attempt = 0;
+  uint32_t prompt_tokens = 0;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, route_prompt& m) {
+    return f(m.request, m.attempt, m.prompt_tokens);
+  }
+};
+// The balancer's answer; `found` is false when no shard is live (ask again after the next view).
+struct prompt_route {
+  request_id request;
+  uint32_t attempt = 0;
+  bool found = false;
+  shard_ref shard;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, prompt_route& m) {
+    return f(m.request, m.attempt, m.found, m.shard);
+  }
+};
+
+// --- api_server -> attention_shard ---
+
+struct start_sequence {
+  request_id request;
+  uint32_t attempt = 0;
+  std::vector<int32_t> tokens;      // prompt, then what earlier attempts emitted
+  uint32_t prompt_tokens = 0;       // of `tokens`; the rest is replay
+  uint32_t max_tokens = 0;          // completion tokens in all, replayed ones included
+  uint64_t seed = 0;
+  uint32_t temperature_bits = 0;    // float bits
+  uint32_t top_p_bits = 0;          // float bits
+  bool ignore_eos = false;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, start_sequence& m) {
+    return f(m.request, m.attempt, m.tokens, m.prompt_tokens, m.max_tokens, m.seed, m.temperature_bits, m.top_p_bits,
+             m.ignore_eos);
+  }
+};
+struct cancel_sequence {
+  request_id request;
+  uint32_t attempt = 0;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, cancel_sequence& m) {
+    return f(m.request, m.attempt);
+  }
+};
+
+// --- attention_shard -> api_server ---
+
+struct emitted_token {
+  request_id request;
+  uint32_t attempt = 0;
+  uint32_t index = 0;         // of the completion, from 0
+  int32_t token = 0;
+  uint32_t logprob_bits = 0;  // float bits
+  uint8_t finish = 0;         // 0: goes on, 1: end-of-sequence token, 2: max_tokens reached
+  template <class Inspector>
+  friend auto inspect(Inspector& f, emitted_token& m) {
+    return f(m.request, m.attempt, m.index, m.token, m.logprob_bits, m.finish);
+  }
+};
+// All tokens that one micro-batch produced.
+struct tokens_emitted {
+  shard_ref shard;
+  std::vector<emitted_token> tokens;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, tokens_emitted& m) {
+    return f(m.shard, m.tokens);
+  }
+};
+struct sequence_failed {
+  request_id request;
+  uint32_t attempt = 0;
+  uint8_t code = 0;  // errc
+  std::string message;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, sequence_failed& m) {
+    return f(m.request, m.attempt, m.code, m.message);
+  }
+};
+
+// --- attention_shard <-> decode_balancer ---
+
+// A prompt is computed and its KV is at `holder`; where shall it decode?
+struct place_sequence {
+  request_id request;
+  uint32_t attempt = 0;
+  shard_ref holder;
+  uint32_t kv_tokens = 0;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, place_sequence& m) {
+    return f(m.request, m.attempt, m.holder, m.kv_tokens);
+  }
+};
+struct sequence_placement {
+  request_id request;
+  uint32_t attempt = 0;
+  shard_ref shard;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, sequence_placement& m) {
+    return f(m.request, m.attempt, m.shard);
+  }
+};
+// To both balancers: a sequence left the shard (finished, cancelled or failed).
+struct sequence_ended {
+  request_id request;
+  uint32_t attempt = 0;
+  shard_ref shard;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, sequence_ended& m) {
+    return f(m.request, m.attempt, m.shard);
+  }
+};
+
+// --- node -> coordinator ---
+
+struct join_request {
+  int32_t wanted_node = -1;     // -1: any free one
+  uint32_t process_token = 0;   // drawn by the process; tells two attempts apart
+  uint8_t profiles = 0;         // bit p: the machine can run numeric profile p
+  std::string host;             // for people
+  uint64_t process = 0;         // operating-system id, for people
+  caf::strong_actor_ptr node;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, join_request& m) {
+    return f(m.wanted_node, m.process_token, m.profiles, m.host, m.process, m.node);
+  }
+};
+struct node_ready {
+  node_id node;
+  incarnation_id incarnation;
+  std::string wire_address;
+  std::vector<caf::strong_actor_ptr> shards;
+  std::string device;           // description, for people
+  uint32_t threads = 0;
+  uint32_t experts = 0;         // replicas held
+  uint64_t weight_bytes = 0;
+  uint64_t kv_bytes = 0;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, node_ready& m) {
+    return f(m.node, m.incarnation, m.wire_address, m.shards, m.device, m.threads, m.experts, m.weight_bytes,
+             m.kv_bytes);
+  }
+};
+struct node_failed {  // loading went wrong; the sentence is for the user
+  node_id node;
+  incarnation_id incarnation;
+  std::string message;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, node_failed& m) {
+    return f(m.node, m.incarnation, m.message);
+  }
+};
+struct node_counters {
+  uint64_t steps = 0;
+  uint64_t tokens = 0;
+  uint64_t sequences = 0;
+  uint64_t kv_blocks_free = 0;
+  uint64_t kv_blocks = 0;
+  uint64_t dispatches_sent = 0;
+  uint64_t dispatches_resent = 0;
+  uint64_t rows_received = 0;
+  uint64_t weight_passes = 0;
+  uint64_t device_busy_ns = 0;
+  uint64_t wire_bytes_sent = 0;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, node_counters& m) {
+    return f(m.steps, m.tokens, m.sequences, m.kv_blocks_free, m.kv_blocks, m.dispatches_sent, m.dispatches_resent,
+             m.rows_received, m.weight_passes, m.device_busy_ns, m.wire_bytes_sent);
+  }
+};
+struct heartbeat {
+  node_id node;
+  incarnation_id incarnation;
+  epoch_id epoch;  // newest epoch that all of the node's shards have taken up
+  node_counters counters;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, heartbeat& m) {
+    return f(m.node, m.incarnation, m.epoch, m.counters);
+  }
+};
+
+// --- coordinator -> node ---
+
+struct join_accepted {
+  node_id node;
+  incarnation_id incarnation;
+  std::string settings;       // serving_settings as JSON
+  placement_table placement;  // which experts to load before `node_ready`
+  template <class Inspector>
+  friend auto inspect(Inspector& f, join_accepted& m) {
+    return f(m.node, m.incarnation, m.settings, m.placement);
+  }
+};
+struct join_refused {
+  std::string reason;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, join_refused& m) {
+    return f(m.reason);
+  }
+};
+// This incarnation was declared dead and is no longer served; join again as a new one.
+struct node_retired {
+  node_id node;
+  incarnation_id incarnation;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, node_retired& m) {
+    return f(m.node, m.incarnation);
+  }
+};
+
+struct cluster_member {
+  node_id node;
+  incarnation_id incarnation;
+  std::string wire_address;
+  std::vector<caf::strong_actor_ptr> shards;  // shard i has endpoint slot 1 + i
+  template <class Inspector>
+  friend auto inspect(Inspector& f, cluster_member& m) {
+    return f(m.node, m.incarnation, m.wire_address, m.shards);
+  }
+};
+// Membership and placement of one epoch. The coordinator is its only writer.
+struct cluster_view {
+  epoch_id epoch;
+  epoch_id oldest_epoch;  // dispatches of older epochs are refused
+  std::vector<cluster_member> members;
+  caf::strong_actor_ptr api_server;
+  caf::strong_actor_ptr decode_balancer;
+  caf::strong_actor_ptr prefill_balancer;
+  placement_table placement;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, cluster_view& m) {
+    return f(m.epoch, m.oldest_epoch, m.members, m.api_server, m.decode_balancer, m.prefill_balancer, m.placement);
+  }
+
+  const cluster_member* find(node_id node) const {
+    for (const auto& member : members)
+      if (member.node == node) return &member;
+    return nullptr;
+  }
+  bool has(const shard_ref& shard) const {
+    const auto* member = find(shard.node);
+    return member != nullptr && member->incarnation == shard.incarnation;
+  }
+};
+
+// --- local: node, coordinator -> the actors of their process ---
+
+// A view whose handles are bound to this node's side of the links.
+using view_ptr = std::shared_ptr<const cluster_view>;
+
+// --- local: attention_shard, expert_host -> node ---
+
+struct shard_report {
+  uint16_t slot = 0;
+  epoch_id epoch;  // taken up
+  node_counters counters;
+};
+struct host_report {
+  node_counters counters;
+};
+
+// --- local: device -> attention_shard, expert_host; expert_host -> expert ---
+
+struct stage_done {
+  uint32_t micro_batch = 0;
+};
+struct dispatch_done {
+  dispatch_work* work = nullptr;
+};
+struct expert_rows {
+  dispatch_work* work = nullptr;
+  uint32_t begin = 0;  // order[begin, end) of the work
+  uint32_t end = 0;
+};
+
+// --- local: a node's loader -> node ---
+
+struct loaded_weights;  // actors/node_seams.hpp
+struct load_done {
+  std::shared_ptr<loaded_weights> weights;
+};
+
+// A periodic reminder to oneself.
+struct tick {};
+
+// Sends without waiting and without a sender; a handle that the view does not name yet is silence.
+template <class Message>
+void tell(const caf::strong_actor_ptr& to, Message&& message) {
+  if (to) caf::anon_send(caf::actor_cast<caf::actor>(to), std::forward<Message>(message));
+}
+
+}  // namespace troupe
+
+CAF_BEGIN_TYPE_ID_BLOCK(troupe, caf::first_custom_type_id)
+  // api_server <-> prefill_balancer
+  CAF_ADD_TYPE_ID(troupe, (troupe::route_prompt))
+  CAF_ADD_TYPE_ID(troupe, (troupe::prompt_route))
+  // api_server <-> attention_shard
+  CAF_ADD_TYPE_ID(troupe, (troupe::start_sequence))
+  CAF_ADD_TYPE_ID(troupe, (troupe::cancel_sequence))
+  CAF_ADD_TYPE_ID(troupe, (troupe::tokens_emitted))
+  CAF_ADD_TYPE_ID(troupe, (troupe::sequence_failed))
+  // attention_shard <-> decode_balancer
+  CAF_ADD_TYPE_ID(troupe, (troupe::place_sequence))
+  CAF_ADD_TYPE_ID(troupe, (troupe::sequence_placement))
+  CAF_ADD_TYPE_ID(troupe, (troupe::sequence_ended))
+  // node <-> coordinator
+  CAF_ADD_TYPE_ID(troupe, (troupe::join_request))
+  CAF_ADD_TYPE_ID(troupe, (troupe::node_ready))
+  CAF_ADD_TYPE_ID(troupe, (troupe::node_failed))
+  CAF_ADD_TYPE_ID(troupe, (troupe::heartbeat))
+  CAF_ADD_TYPE_ID(troupe, (troupe::join_accepted))
+  CAF_ADD_TYPE_ID(troupe, (troupe::join_refused))
+  CAF_ADD_TYPE_ID(troupe, (troupe::node_retired))
+  CAF_ADD_TYPE_ID(troupe, (troupe::cluster_view))
+CAF_END_TYPE_ID_BLOCK(troupe)
+
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::submit_generation)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::cancel_generation)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::view_ptr)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::shard_report)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::host_report)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::stage_done)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::dispatch_done)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::expert_rows)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::load_done)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::tick)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::micro_batch)

@@ -1,0 +1,35 @@
+# CUDA where it is wanted, found and of use. Sets TROUPE_HAVE_CUDA; a machine without nvcc builds all
+# the rest, and a tree without .cu files does not look for it.
+include_guard()
+
+set(TROUPE_HAVE_CUDA OFF)
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/*.cu ${PROJECT_SOURCE_DIR}/runtime/*.cu)
+if(NOT TROUPE_CUDA OR TROUPE_SANITIZE OR NOT cuda_sources)
+  return()
+endif()
+
+if(NOT CMAKE_CUDA_COMPILER)
+  find_program(TROUPE_NVCC nvcc PATHS /usr/local/cuda/bin)
+  if(TROUPE_NVCC)
+    set(CMAKE_CUDA_COMPILER ${TROUPE_NVCC} CACHE FILEPATH "The CUDA compiler")
+  endif()
+endif()
+include(CheckLanguage)
+check_language(CUDA)
+find_package(CUDAToolkit QUIET)
+if(NOT CMAKE_CUDA_COMPILER OR NOT CUDAToolkit_FOUND)
+  message(STATUS "CUDA: no working nvcc with a toolkit, building without")
+  return()
+endif()
+
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "GPU architectures to compile for")
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+enable_language(CUDA)
+# The numeric contract holds on the GPU too: no contraction the source does not ask for.
+target_compile_options(troupe_options INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;--Werror=all-warnings>")
+set(TROUPE_HAVE_CUDA ON)
+message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}")

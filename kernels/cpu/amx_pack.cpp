@@ -1,0 +1,74 @@
+#include "kernels/cpu/amx_pack.hpp"
+
+#include <algorithm>
+
+namespace troupe::kernels {
+namespace {
+
+// Fills tiles with read(column, depth) at position(column in tile, depth in tile). The memory is already zero.
+template <class Element, class Position, class Read>
+void fill_tiles(const weight_reader& weight, std::byte* body, Position position, Read read) {
+  const int steps = tile_steps(weight.depth());
+  for (int column = 0; column < weight.columns(); column += tile_columns) {
+    const int tile_column = column / tile_columns;
+    const int width = std::min(tile_columns, weight.columns() - column);
+    for (int step = 0; step < steps; ++step) {
+      const int64_t tile = (int64_t{tile_column / 2} * steps + step) * 2 + tile_column % 2;
+      auto* out = reinterpret_cast<Element*>(body) + tile * tile_elements;
+      const int depth = std::min(tile_depth, weight.depth() - step * tile_depth);
+      for (int c = 0; c < width; ++c)
+        for (int i = 0; i < depth; ++i) out[position(c, i)] = read(column + c, step * tile_depth + i);
+    }
+  }
+}
+
+void fill_scales(const weight_reader& weight, float* out) {
+  const int blocks = (weight.depth() + scale_block - 1) / scale_block;
+  for (int column = 0; column < weight.columns(); column += tile_columns)
+    for (int b = 0; b < blocks; ++b) *out++ = weight.scale(column, b * scale_block);
+}
+
+}  // namespace
+
+packed_matrix pack_amx(const weight_reader& weight) {
+  const bool scaled = weight.dtype() == weight_dtype::fp8_e4m3;
+  const auto pairs = static_cast<size_t>((weight.columns() + 2 * tile_columns - 1) / (2 * tile_columns));
+  const auto blocks = static_cast<size_t>((weight.depth() + scale_block - 1) / scale_block);
+  packed_header header{scaled ? weight_storage::e4m3 : weight_storage::bf16, 0, scaled ? packed_header_bytes : 0,
+                       packed_header_bytes};
+  if (scaled) header.body_offset += round_up_to_line(2 * pairs * blocks * sizeof(float));
+  const size_t elements = pairs * static_cast<size_t>(tile_steps(weight.depth())) * 2 * tile_elements;
+  const size_t bytes = header.body_offset + elements * (scaled ? sizeof(uint8_t) : sizeof(uint16_t));
+
+  packed_matrix packed = make_packed(weight_format::amx_bf16, weight.columns(), weight.depth(), bytes);
+  std::byte* data = packed.mutable_data();
+  std::memcpy(data, &header, sizeof(header));
+  std::byte* body = data + header.body_offset;
+  switch (weight.dtype()) {
+    case weight_dtype::fp8_e4m3:
+      fill_scales(weight, reinterpret_cast<float*>(data + header.scales_offset));
+      fill_tiles<uint8_t>(weight, body, e4m3_position, [&](int c, int i) { return weight.stored<uint8_t>(c, i); });
+      break;
+    case weight_dtype::bf16:
+      fill_tiles<uint16_t>(weight, body, bf16_position, [&](int c, int i) { return weight.stored<uint16_t>(c, i); });
+      break;
+    case weight_dtype::f32:
+      fill_tiles<uint16_t>(weight, body, bf16_position,
+                           [&](int c, int i) { return bf16_round(weight.stored<float>(c, i)); });
+      break;
+  }
+  return packed;
+}
+
+amx_product amx_product_of(const packed_matrix& packed) {
+  const packed_header& header = header_of(packed);
+  amx_product product{};
+  product.storage = header.storage;
+  product.body = packed.data() + header.body_offset;
+  if (header.scales_offset > 0) product.scales = reinterpret_cast<const float*>(packed.data() + header.scales_offset);
+  product.n = packed.n();
+  product.k = packed.k();
+  return product;
+}
+
+}  // namespace troupe::kernels

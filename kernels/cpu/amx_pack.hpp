@@ -1,0 +1,15 @@
+// Packs a weight for profile amx_bf16 (layout: cpu/amx_layout.hpp). FP32 weights are rounded to BF16.
+#pragma once
+
+#include "kernels/compute.hpp"
+#include "kernels/cpu/amx_layout.hpp"
+#include "kernels/cpu/weight_reader.hpp"
+
+namespace troupe::kernels {
+
+packed_matrix pack_amx(const weight_reader& weight);
+
+// The product's weight fields, read back from the packed bytes.
+amx_product amx_product_of(const packed_matrix& packed);
+
+}  // namespace troupe::kernels

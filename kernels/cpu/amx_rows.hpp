@@ -1,0 +1,92 @@
+// Moving rows into and out of tile order, and FP8 codes into BF16. For the AMX object file alone (see amx_tiles.hpp).
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/amx_layout.hpp"
+
+namespace troupe::kernels {
+namespace {
+
+// bf16_round for 16 values: nearest even; a NaN keeps its sign and payload and becomes quiet.
+[[gnu::always_inline]] inline __m256i round_to_bf16(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i upper = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+  const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, nan, upper, _mm512_set1_epi32(0x40));
+  return _mm512_cvtepi32_epi16(rounded);
+}
+
+// Rounds x [m, k] to row tiles [ceil(m/16)][ceil(k/32)][16][32] BF16, padded with zeros.
+inline void round_rows(const float* x, int64_t ldx, int m, int k, uint16_t* tiles) {
+  const int steps = tile_steps(k);
+  const int padded = (m + tile_rows - 1) / tile_rows * tile_rows;
+  for (int row = 0; row < padded; ++row) {
+    uint16_t* out = tiles + (ptrdiff_t{row / tile_rows} * steps * tile_rows + row % tile_rows) * tile_depth;
+    for (int i = 0; i < steps * tile_depth; i += lane_count) {
+      const int left = row < m ? k - i : 0;
+      const __mmask16 mask = left >= lane_count ? __mmask16{0xffff}
+                             : left > 0         ? static_cast<__mmask16>((1U << left) - 1)
+                                                : __mmask16{0};
+      const __m512 value = _mm512_maskz_loadu_ps(mask, x + (row < m ? row * ldx + i : 0));
+      uint16_t* at = out + ptrdiff_t{i / tile_depth} * tile_elements + i % tile_depth;
+      _mm256_store_si256(reinterpret_cast<__m256i*>(at), round_to_bf16(value));
+    }
+  }
+}
+
+// Copies the sums of one tile [16][16] to y, only the rows and columns that exist.
+inline void copy_tile(const float* tile, float* y, int64_t ldy, int rows, int columns) {
+  const auto mask = static_cast<__mmask16>(columns >= tile_columns ? 0xffff : (1U << columns) - 1);
+  for (int r = 0; r < rows && r < tile_rows; ++r)
+    _mm512_mask_storeu_ps(y + r * ldy, mask, _mm512_loadu_ps(tile + r * tile_columns));
+}
+
+// The BF16 bits of each E4M3 magnitude, split into bytes for the byte permutation.
+struct e4m3_tables {
+  alignas(64) uint8_t low[128];
+  alignas(64) uint8_t high[128];
+
+  static constexpr uint16_t bf16_of(int magnitude) {
+    const int exponent = magnitude >> 3, mantissa = magnitude & 7;
+    if (magnitude == 0x7f) return 0x7fc0;
+    if (exponent > 0) return static_cast<uint16_t>((exponent - 7 + 127) << 7 | mantissa << 4);
+    if (mantissa == 0) return 0;
+    const int top = mantissa >= 4 ? 2 : mantissa >= 2 ? 1 : 0;  // the leading bit of m * 2^-9
+    return static_cast<uint16_t>((127 - 9 + top) << 7 | ((mantissa << (7 - top)) & 0x7f));
+  }
+  constexpr e4m3_tables() : low(), high() {
+    for (int i = 0; i < 128; ++i) {
+      low[i] = static_cast<uint8_t>(bf16_of(i) & 0xff);
+      high[i] = static_cast<uint8_t>(bf16_of(i) >> 8);
+    }
+  }
+};
+constexpr e4m3_tables decoder;
+
+// Decodes `count` E4M3 tiles to BF16 tiles, `stride` tiles apart on both sides.
+inline void decode_tiles(const uint8_t* codes, uint16_t* out, int count, int stride) {
+  const __m512i low_0 = _mm512_load_si512(decoder.low), low_1 = _mm512_load_si512(decoder.low + 64);
+  const __m512i high_0 = _mm512_load_si512(decoder.high), high_1 = _mm512_load_si512(decoder.high + 64);
+  const __m512i sign_bit = _mm512_set1_epi8(static_cast<char>(0x80));
+  constexpr ptrdiff_t bytes_ahead = 4096;
+  for (int tile = 0; tile < count; ++tile) {
+    const uint8_t* from = codes + ptrdiff_t{tile} * stride * tile_elements;
+    uint16_t* to = out + ptrdiff_t{tile} * stride * tile_elements;
+    for (int line = 0; line < 8; ++line) {
+      __builtin_prefetch(from + line * 64 + bytes_ahead);
+      const __m512i code = _mm512_loadu_si512(from + line * 64);
+      const __m512i low = _mm512_permutex2var_epi8(low_0, code, low_1);
+      const __m512i magnitude = _mm512_permutex2var_epi8(high_0, code, high_1);
+      const __m512i high = _mm512_ternarylogic_epi32(magnitude, code, sign_bit, 0xf8);  // magnitude | (code & sign)
+      _mm512_store_si512(to + line * 64, _mm512_unpacklo_epi8(low, high));
+      _mm512_store_si512(to + line * 64 + 32, _mm512_unpackhi_epi8(low, high));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace troupe::kernels

@@ -1,0 +1,78 @@
+// Tile registers: their configuration and the inner product loop. For the AMX object file alone; everything is in an
+// unnamed namespace so that no other file links code made for AMX.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/amx_layout.hpp"
+
+namespace troupe::kernels {
+namespace {
+
+// Intel SDM, LDTILECFG: palette 1 has 8 tiles of at most 16 rows of 64 bytes.
+struct alignas(64) tile_configuration {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(tile_configuration) == 64);
+
+[[gnu::always_inline]] inline void configure_tiles() {
+  const tile_configuration configuration;
+  // GCC 12 drops the stores to the structure if the intrinsic _tile_loadconfig is used.
+  asm volatile("ldtilecfg %0" ::"m"(configuration) : "memory");
+}
+
+// The tile intrinsics do not tell the compiler that they read memory; this keeps earlier stores before them.
+[[gnu::always_inline]] inline void finish_stores() { asm volatile("" ::: "memory"); }
+
+// Tiles 0-3 accumulate (row tile r, column tile c in tile 2r + c), 4-5 hold x, 6-7 weights.
+//
+// x: [Rows row tiles, `x_stride` elements apart][steps][16][32] BF16. w: [steps][2][tile] BF16, from the first
+// column tile wanted. Leaves the sums in the accumulators.
+template <int Rows, int Columns, bool Prefetch>
+[[gnu::always_inline]] inline void accumulate_tiles(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w,
+                                                    int steps) {
+  constexpr ptrdiff_t row_bytes = 64;
+  constexpr ptrdiff_t steps_ahead = 4;
+  finish_stores();
+  _tile_zero(0);
+  if constexpr (Columns > 1) _tile_zero(1);
+  if constexpr (Rows > 1) _tile_zero(2);
+  if constexpr (Rows > 1 && Columns > 1) _tile_zero(3);
+  for (int step = 0; step < steps; ++step, x += tile_elements, w += 2 * tile_elements) {
+    if constexpr (Prefetch) {
+      const auto* ahead = reinterpret_cast<const char*>(w + steps_ahead * 2 * tile_elements);
+#pragma GCC unroll 32
+      for (int line = 0; line < 16 * Columns; ++line) __builtin_prefetch(ahead + line * row_bytes);
+    }
+    _tile_loadd(4, x, row_bytes);
+    _tile_loadd(6, w, row_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (Columns > 1) {
+      _tile_loadd(7, w + tile_elements, row_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (Rows > 1) {
+      _tile_loadd(5, x + x_stride, row_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (Columns > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+}
+
+// Stores the accumulators to `out` [Rows][2 column tiles][16][16] FP32.
+template <int Rows, int Columns>
+[[gnu::always_inline]] inline void store_tiles(float* out) {
+  constexpr ptrdiff_t row_bytes = 64, tile = tile_rows * tile_columns;
+  _tile_stored(0, out, row_bytes);
+  if constexpr (Columns > 1) _tile_stored(1, out + tile, row_bytes);
+  if constexpr (Rows > 1) _tile_stored(2, out + 2 * tile, row_bytes);
+  if constexpr (Rows > 1 && Columns > 1) _tile_stored(3, out + 3 * tile, row_bytes);
+  finish_stores();
+}
+
+}  // namespace
+}  // namespace troupe::kernels

@@ -1,0 +1,85 @@
+#include "kernels/cpu/f32_pack.hpp"
+
+#include <algorithm>
+
+namespace troupe::kernels {
+namespace {
+
+constexpr size_t element_bytes(weight_storage storage) {
+  switch (storage) {
+    case weight_storage::f32: return 4;
+    case weight_storage::bf16: return 2;
+    case weight_storage::e4m3: return 1;
+  }
+  return 4;
+}
+
+// BF16 and FP8 keep their size and widen in registers; NaN codes exist only in broken files, which then pay with size.
+weight_storage storage_for(const weight_reader& weight) {
+  switch (weight.dtype()) {
+    case weight_dtype::f32: return weight_storage::f32;
+    case weight_dtype::bf16: return weight_storage::bf16;
+    case weight_dtype::fp8_e4m3: return weight.has_nan_code() ? weight_storage::f32 : weight_storage::e4m3;
+  }
+  return weight_storage::f32;
+}
+
+// Fills panels with read(column, depth).
+template <class Element, class Read>
+void fill_panels(const weight_reader& weight, std::byte* body, Read read) {
+  auto* out = reinterpret_cast<Element*>(body);
+  for (int panel = 0; panel < weight.columns(); panel += lane_count) {
+    const int width = std::min(lane_count, weight.columns() - panel);
+    for (int i = 0; i < weight.depth(); ++i, out += lane_count) {
+      for (int l = 0; l < width; ++l) out[l] = read(panel + l, i);
+      for (int l = width; l < lane_count; ++l) out[l] = Element{0};
+    }
+  }
+}
+
+void fill_scales(const weight_reader& weight, float* out) {
+  for (int panel = 0; panel < weight.columns(); panel += lane_count)
+    for (int i = 0; i < weight.depth(); i += scale_block) *out++ = weight.scale(panel, i);
+}
+
+}  // namespace
+
+packed_matrix pack_f32(const weight_reader& weight) {
+  const weight_storage storage = storage_for(weight);
+  const size_t panels = static_cast<size_t>((weight.columns() + lane_count - 1) / lane_count);
+  const size_t blocks = static_cast<size_t>((weight.depth() + scale_block - 1) / scale_block);
+  const bool scaled = storage == weight_storage::e4m3;
+  packed_header header{storage, 0, scaled ? packed_header_bytes : 0, packed_header_bytes};
+  if (scaled) header.body_offset += round_up_to_line(panels * blocks * sizeof(float));
+  const size_t body = panels * static_cast<size_t>(weight.depth()) * lane_count * element_bytes(storage);
+
+  packed_matrix packed = make_packed(weight_format::f32, weight.columns(), weight.depth(), header.body_offset + body);
+  std::byte* data = packed.mutable_data();
+  std::memcpy(data, &header, sizeof(header));
+  std::byte* panels_at = data + header.body_offset;
+  if (scaled) {
+    fill_scales(weight, reinterpret_cast<float*>(data + header.scales_offset));
+    fill_panels<uint8_t>(weight, panels_at, [&](int c, int i) { return weight.stored<uint8_t>(c, i); });
+  } else if (storage == weight_storage::bf16) {
+    fill_panels<uint16_t>(weight, panels_at, [&](int c, int i) { return weight.stored<uint16_t>(c, i); });
+  } else if (weight.dtype() == weight_dtype::fp8_e4m3) {
+    fill_panels<float>(weight, panels_at,
+                       [&](int c, int i) { return e4m3_decode(weight.stored<uint8_t>(c, i)) * weight.scale(c, i); });
+  } else {
+    fill_panels<float>(weight, panels_at, [&](int c, int i) { return weight.stored<float>(c, i); });
+  }
+  return packed;
+}
+
+f32_product f32_product_of(const packed_matrix& packed) {
+  const packed_header& header = header_of(packed);
+  f32_product product{};
+  product.storage = header.storage;
+  product.panels = packed.data() + header.body_offset;
+  if (header.scales_offset > 0) product.scales = reinterpret_cast<const float*>(packed.data() + header.scales_offset);
+  product.n = packed.n();
+  product.k = packed.k();
+  return product;
+}
+
+}  // namespace troupe::kernels

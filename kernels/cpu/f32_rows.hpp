@@ -1,0 +1,113 @@
+// Row-wise kernels over 16 lanes: norms, activations, maxima and sums of exponentials. `V` comes from
+// an unnamed namespace (see cpu/exp.hpp).
+#pragma once
+
+#include "kernels/cpu/exp.hpp"
+#include "kernels/cpu/lanes.hpp"
+
+namespace troupe::kernels {
+
+// Calls body(offset, count) for each 16 lanes of `width`, the last perhaps fewer.
+template <class V, class Body>
+[[gnu::always_inline]] inline void for_lanes(int width, Body body) {
+  int i = 0;
+  for (; i + lane_count <= width; i += lane_count) body(i, lane_count);
+  if (i < width) body(i, width - i);
+}
+
+// RMSNorm, MODEL.md 6.1, all in FP32.
+template <class V>
+void rms_norm(const float* x, const float* weight, float* out, int width, float eps) {
+  auto squares = V::zero();
+  for_lanes<V>(width, [&](int i, int count) {
+    const auto v = V::load_part(x + i, count);
+    squares = V::fma(v, v, squares);
+  });
+  const float mean = V::reduce_add(squares) / static_cast<float>(width);
+  const auto inverse = V::broadcast(1.0F / __builtin_sqrtf(mean + eps));
+  for_lanes<V>(width, [&](int i, int count) {
+    const auto normal = V::mul(V::load_part(x + i, count), inverse);
+    V::store_part(out + i, V::mul(normal, V::load_part(weight + i, count)), count);
+  });
+}
+
+// 1 + exp(-z), the denominator of the logistic function.
+template <class V>
+[[gnu::always_inline]] inline typename V::reg logistic_denominator(typename V::reg z) {
+  return V::add(V::broadcast(1.0F), exp_lanes<V>(V::sub(V::zero(), z)));
+}
+
+template <class V>
+void silu_mul(const float* gate, const float* up, float* out, int width) {
+  for_lanes<V>(width, [&](int i, int count) {
+    const auto g = V::load_part(gate + i, count);
+    const auto silu = V::div(g, logistic_denominator<V>(g));
+    V::store_part(out + i, V::mul(silu, V::load_part(up + i, count)), count);
+  });
+}
+
+template <class V>
+void sigmoid(const float* z, float* out, int count) {
+  for_lanes<V>(count, [&](int i, int lanes) {
+    const auto denominator = logistic_denominator<V>(V::load_part(z + i, lanes));
+    V::store_part(out + i, V::div(V::broadcast(1.0F), denominator), lanes);
+  });
+}
+
+template <class V>
+void axpy(float factor, const float* x, float* y, int width) {
+  const auto f = V::broadcast(factor);
+  for_lanes<V>(width, [&](int i, int count) {
+    V::store_part(y + i, V::fma(V::load_part(x + i, count), f, V::load_part(y + i, count)), count);
+  });
+}
+
+template <class V>
+float maximum(const float* x, int count) {
+  auto lanes = V::broadcast(-__builtin_inff());
+  int i = 0;
+  // The running maximum comes second: a comparison with NaN is false and keeps it.
+  for (; i + lane_count <= count; i += lane_count) lanes = V::max(V::load(x + i), lanes);
+  float best = V::reduce_max(lanes);
+  for (; i < count; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+template <class V>
+int first_equal(const float* x, int count, float value) {
+  int i = 0;
+  const auto wanted = V::broadcast(value);
+  while (i + lane_count <= count && !V::any_equal(V::load(x + i), wanted)) i += lane_count;
+  for (; i < count; ++i)
+    if (x[i] == value) return i;
+  return 0;
+}
+
+template <class V>
+double sum_exp(const float* x, int count, float shift) {
+  constexpr int block = 512;
+  const auto s = V::broadcast(shift);
+  double total = 0;
+  for (int begin = 0; begin < count; begin += block) {
+    const int size = count - begin < block ? count - begin : block;
+    auto sums = V::zero();
+    for_lanes<V>(size, [&](int i, int lanes) {
+      const auto e = exp_lanes<V>(V::sub(V::load_part(x + begin + i, lanes), s));
+      sums = V::add(sums, V::keep(e, lanes));
+    });
+    total += static_cast<double>(V::reduce_add(sums));
+  }
+  return total;
+}
+
+template <class V>
+void exp_scaled(const float* x, float shift, float divisor, float* out, int count) {
+  const auto s = V::broadcast(shift);
+  const auto d = V::broadcast(divisor);
+  for_lanes<V>(count, [&](int i, int lanes) {
+    const auto v = V::div(V::sub(V::load_part(x + i, lanes), s), d);
+    V::store_part(out + i, exp_lanes<V>(v), lanes);
+  });
+}
+
+}  // namespace troupe::kernels

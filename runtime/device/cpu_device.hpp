@@ -1,0 +1,39 @@
+// A pool of worker threads on this machine's cores: the leader takes tasks in the queue's order and
+// runs each with the whole team. See `device` for the contract.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "runtime/device/device.hpp"
+
+namespace troupe {
+
+class cpu_device final : public device {
+ public:
+  // `threads` compute threads in all, the leader included.
+  cpu_device(std::unique_ptr<kernels::compute> math, int threads);
+  ~cpu_device() override;
+
+  void submit(stage_task& task) override;
+  void submit(const expert_task& task) override;
+  void stop() override;
+  device_statistics statistics() const override;
+  std::string description() const override;
+  const kernels::compute& math() const override { return *math_; }
+
+ private:
+  void lead();
+
+  std::unique_ptr<kernels::compute> math_;
+  const int threads_;
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_;
+  device_queue queue_;
+  device_statistics statistics_;
+  bool stopping_ = false;
+  std::thread leader_;
+};
+
+}  // namespace troupe

@@ -1,0 +1,167 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "runtime/device/device.hpp"
+#include "runtime/error.hpp"
+#include "runtime/model/weights.hpp"
+
+namespace troupe {
+
+namespace {
+
+// Rows of one expert that one thread computes together. More rows than this are split between
+// threads; the split does not show in the result.
+constexpr uint32_t rows_per_item = 128;
+
+// A run of rows of one expert within the group: tasks [first, last) and the rows they hold together.
+struct expert_rows {
+  size_t first_task = 0;
+  size_t last_task = 0;
+  uint32_t rows = 0;
+};
+
+// One unit of work: rows [begin, end) of an expert's gathered rows.
+struct launch_item {
+  const expert_rows* rows = nullptr;
+  uint32_t begin = 0;
+  uint32_t end = 0;
+};
+
+void load_row(const dispatch_work& work, uint32_t row, float* out) {
+  const auto& header = work.request.header;
+  const auto hidden = static_cast<int>(header.hidden);
+  const std::byte* source = rows(work.request);
+  switch (header.dtype) {
+    case wire_dtype::f32: std::memcpy(out, source + size_t{row} * header.hidden * 4, size_t{header.hidden} * 4); return;
+    case wire_dtype::bf16:
+      kernels::bf16_widen_row(reinterpret_cast<const uint16_t*>(source) + size_t{row} * header.hidden, out, hidden);
+      return;
+    case wire_dtype::fp8: break;
+  }
+  TROUPE_CHECK(false, "an expert host accepted a dispatch in a dtype that it cannot read");
+}
+
+// Returns false when a value is NaN or infinite.
+bool store_row(dispatch_work& work, uint32_t pair, const float* values) {
+  const auto& header = work.answer.header;
+  const auto hidden = static_cast<int>(header.hidden);
+  bool finite = true;
+  for (int i = 0; i < hidden; ++i) finite &= std::isfinite(values[i]);
+  std::byte* target = rows(work.answer);
+  if (header.dtype == wire_dtype::f32) {
+    std::memcpy(target + size_t{pair} * header.hidden * 4, values, size_t{header.hidden} * 4);
+  } else {
+    kernels::bf16_round_row(values, reinterpret_cast<uint16_t*>(target) + size_t{pair} * header.hidden, hidden);
+  }
+  return finite;
+}
+
+void run_item(const kernels::compute& math, const std::vector<expert_task>& group, const launch_item& item,
+              worker_memory& memory) {
+  const auto& weights = *group[item.rows->first_task].weights;
+  const int m = static_cast<int>(item.end - item.begin);
+  const int hidden = weights.gate.k();
+  const int width = weights.gate.n();
+  const size_t floats = static_cast<size_t>(m) * (2 * static_cast<size_t>(hidden) + 2 * static_cast<size_t>(width));
+  auto* x = reinterpret_cast<float*>(memory.workspace.take(floats * sizeof(float)));
+  float* gate = x + static_cast<size_t>(m) * hidden;
+  float* up = gate + static_cast<size_t>(m) * width;
+  float* y = up + static_cast<size_t>(m) * width;
+
+  // Walks the pairs [item.begin, item.end) of the expert's tasks in order.
+  const auto for_each_pair = [&](auto&& visit) {
+    uint32_t base = 0;
+    int row = 0;
+    for (size_t t = item.rows->first_task; t < item.rows->last_task; ++t) {
+      const auto& task = group[t];
+      const uint32_t count = task.end - task.begin;
+      for (uint32_t i = 0; i < count; ++i, ++base)
+        if (base >= item.begin && base < item.end) visit(*task.work, task.work->order[task.begin + i], row++);
+    }
+  };
+
+  for_each_pair([&](dispatch_work& work, uint32_t pair, int row) {
+    load_row(work, pairs(work.request)[pair].row, x + static_cast<int64_t>(row) * hidden);
+  });
+  math.matmul(weights.gate, x, hidden, gate, width, m, 0, width, memory.kernel);
+  math.matmul(weights.up, x, hidden, up, width, m, 0, width, memory.kernel);
+  math.silu_mul(gate, up, gate, m * width);
+  math.matmul(weights.down, gate, width, y, hidden, m, 0, hidden, memory.kernel);
+  for_each_pair([&](dispatch_work& work, uint32_t pair, int row) {
+    if (!store_row(work, pair, y + static_cast<int64_t>(row) * hidden))
+      std::atomic_ref(work.bad_output).store(true, std::memory_order_relaxed);
+  });
+}
+
+}  // namespace
+
+void device_queue::clear() {
+  stages_.clear();
+  experts_.clear();
+}
+
+stage_task* device_queue::take(std::vector<expert_task>& group) {
+  group.clear();
+  if (!stages_.empty()) {
+    stage_task* next = stages_.front();
+    stages_.pop_front();
+    return next;
+  }
+  if (experts_.empty()) return nullptr;
+  const uint32_t layer = experts_.front().layer;
+  size_t kept = 0;
+  for (size_t i = 0; i < experts_.size(); ++i) {
+    if (experts_[i].layer == layer)
+      group.push_back(experts_[i]);
+    else
+      experts_[kept++] = experts_[i];
+  }
+  experts_.resize(kept);
+  std::stable_sort(group.begin(), group.end(),
+                   [](const expert_task& a, const expert_task& b) { return a.expert < b.expert; });
+  return nullptr;
+}
+
+uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>& group, worker_team& team) {
+  // Kept between launches so that a steady state allocates nothing; one device runs on one thread.
+  thread_local std::vector<expert_rows> experts;
+  thread_local std::vector<launch_item> items;
+  experts.clear();
+  items.clear();
+  for (size_t i = 0; i < group.size(); ++i) {
+    if (experts.empty() || group[experts.back().first_task].expert != group[i].expert)
+      experts.push_back({i, i, 0});
+    experts.back().last_task = i + 1;
+    experts.back().rows += group[i].end - group[i].begin;
+  }
+  for (const auto& rows_of_expert : experts)
+    for (uint32_t begin = 0; begin < rows_of_expert.rows; begin += rows_per_item)
+      items.push_back({&rows_of_expert, begin, std::min(begin + rows_per_item, rows_of_expert.rows)});
+  const auto& launch = items;  // helpers must see the leader's vector, not their own thread's
+  team.parallel(static_cast<int>(launch.size()), [&](int i, worker_memory& memory) {
+    run_item(math, group, launch[static_cast<size_t>(i)], memory);
+  });
+  return static_cast<uint32_t>(experts.size());
+}
+
+void complete_expert_group(const std::vector<expert_task>& group) {
+  for (const auto& task : group) {
+    TROUPE_CHECK(task.work->experts_left > 0, "an expert task was completed twice");
+    if (--task.work->experts_left == 0) task.work->listener->completed(*task.work);
+  }
+}
+
+task_cost expert_group_cost(const std::vector<expert_task>& group) {
+  task_cost cost;
+  const expert_weights* last = nullptr;
+  for (const auto& task : group) {
+    const double elements = 3.0 * task.weights->gate.n() * task.weights->gate.k();
+    cost.flops += 2.0 * elements * (task.end - task.begin);
+    if (task.weights != last) cost.bytes += static_cast<double>(task.weights->bytes());
+    last = task.weights;
+  }
+  return cost;
+}
+
+}  // namespace troupe

@@ -1,0 +1,77 @@
+// The threads that run one device task together.
+//
+// A team has a leader (the thread that took the task) and helpers. `parallel` splits work into
+// `count` independent items and returns when all are done. Items may run on any member in any order,
+// which never shows in a result: every output element is one sum in one fixed order (docs/numerics.md).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/compute.hpp"
+
+namespace troupe {
+
+// A non-owning reference to a callable; it costs no allocation.
+template <class Signature>
+class function_ref;
+
+template <class Result, class... Arguments>
+class function_ref<Result(Arguments...)> {
+ public:
+  template <class Callable>
+    requires(!std::is_same_v<std::remove_cvref_t<Callable>, function_ref>)
+  function_ref(Callable&& callable)  // NOLINT: implicit on purpose
+      : object_(const_cast<void*>(static_cast<const void*>(&callable))),
+        call_([](void* object, Arguments... arguments) -> Result {
+          return (*static_cast<std::remove_reference_t<Callable>*>(object))(arguments...);
+        }) {}
+
+  Result operator()(Arguments... arguments) const { return call_(object_, arguments...); }
+
+ private:
+  void* object_;
+  Result (*call_)(void*, Arguments...);
+};
+
+// What one member owns while it works.
+struct worker_memory {
+  kernels::scratch kernel;     // handed to kernels
+  kernels::scratch workspace;  // rows that a task gathers
+};
+
+class worker_team {
+ public:
+  // Starts `threads - 1` helpers. Requires: threads >= 1.
+  explicit worker_team(int threads);
+  ~worker_team();
+  worker_team(const worker_team&) = delete;
+  worker_team& operator=(const worker_team&) = delete;
+
+  int size() const { return static_cast<int>(memory_.size()); }
+
+  // Runs `item(i, memory)` for every i in [0, count). Called by the leader only, never nested.
+  void parallel(int count, function_ref<void(int, worker_memory&)> item);
+
+ private:
+  void help(int member);
+  void work(int member);
+
+  std::vector<worker_memory> memory_;
+  std::vector<std::thread> helpers_;
+  std::mutex mutex_;
+  std::condition_variable start_;
+  std::atomic<uint64_t> round_{0};
+  std::atomic<int> next_item_{0};
+  std::atomic<int> working_{0};
+  int count_ = 0;
+  const function_ref<void(int, worker_memory&)>* item_ = nullptr;
+  bool stopping_ = false;
+};
+
+}  // namespace troupe

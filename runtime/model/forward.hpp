@@ -1,0 +1,104 @@
+// The forward pass of one micro-batch on one shard, cut into the stages that a schedule orders.
+//
+// All stages of a layer work on a `micro_batch_rows`: R rows, each one position of one sequence.
+// Rows never mix but through the KV cache, so a row's values depend only on its own history.
+// Formulas: MODEL.md 6 to 9 (the shared notes of the model family), absorbed attention throughout.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/compute.hpp"
+#include "runtime/device/worker_team.hpp"
+#include "runtime/model/config.hpp"
+#include "runtime/model/kv_cache.hpp"
+#include "runtime/model/weights.hpp"
+
+namespace troupe {
+
+// One row of a micro-batch.
+struct row_input {
+  int32_t token = 0;
+  int32_t position = 0;                    // from 0
+  const std::vector<int32_t>* blocks = nullptr;  // the sequence's KV blocks, covering `position`
+};
+
+// The arrays of one micro-batch; taken once for `rows_max` rows and reused for every step.
+class micro_batch_rows {
+ public:
+  micro_batch_rows(const model_config& config, int rows_max);
+
+  int rows_max() const { return rows_max_; }
+  int count() const { return static_cast<int>(inputs.size()); }
+
+  std::vector<row_input> inputs;                 // [R]
+  std::vector<kernels::routed_expert> routes;    // [R, top_k] of the current MoE layer, highest gate first
+  std::vector<const std::byte*> expert_outputs;  // [R, top_k] rows of combines, in the combine's dtype
+
+  std::vector<float> x;        // [R, hidden] residual stream
+  std::vector<float> normed;   // [R, hidden] input of attention, then of the MLP or experts
+  std::vector<float> shared;   // [R, hidden] shared expert's output
+  std::vector<float> latent_q; // [R, rq]
+  std::vector<float> q;        // [R, heads*dq]
+  std::vector<float> kv;       // [R, rk+dr]
+  std::vector<float> q_absorbed;  // [R, heads, rk+dr]
+  std::vector<float> attended;    // [R, heads, rk]
+  std::vector<float> heads_out;   // [R, heads*dv]
+  std::vector<float> cosines, sines;  // [R, dr/2]
+  std::vector<float> router;      // [R, experts]
+  std::vector<float> mlp_gate, mlp_up;  // [R, width of the widest dense or shared MLP]
+  std::vector<float> logits;      // [rows that sample, vocab]
+
+ private:
+  int rows_max_;
+};
+
+class forward_pass {
+ public:
+  // Requires: everything outlives this. `bf16_outputs`: combines carry BF16, else FP32.
+  forward_pass(const model_config& config, const shard_weights& weights, const kernels::compute& math,
+               bool bf16_outputs);
+
+  // Embedding and rotation tables of a new step.
+  void begin(micro_batch_rows& batch, worker_team& team) const;
+  // Norm, projections, rotation, KV write (`attn_0`).
+  void attention_inputs(micro_batch_rows& batch, kv_cache& cache, int layer, worker_team& team) const;
+  // Core attention, output projection, residual, norm and, in MoE layers, the gate (`attn_1`).
+  void attention_core(micro_batch_rows& batch, kv_cache& cache, int layer, worker_team& team) const;
+  // A dense layer's MLP, added to the residual.
+  void dense_mlp(micro_batch_rows& batch, int layer, worker_team& team) const;
+  // The shared expert, kept beside until the combine.
+  void shared_expert(micro_batch_rows& batch, int layer, worker_team& team) const;
+  // x += (sum of gate * expert output in the order of the row's list) + shared.
+  // Requires: every entry of `expert_outputs` is set.
+  void combine(micro_batch_rows& batch, worker_team& team) const;
+  // Logits [sampling_rows.size(), vocab] of the given rows.
+  void head(micro_batch_rows& batch, std::span<const int32_t> sampling_rows, worker_team& team) const;
+
+  // Cost of one layer's attention, or MLP, for the cost model.
+  double attention_flops(const micro_batch_rows& batch) const;
+  double layer_bytes(int layer) const;
+
+  const model_config& config() const { return config_; }
+  const kernels::compute& math() const { return math_; }
+
+ private:
+  void project(const kernels::packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy, int m,
+               worker_team& team) const;
+  void norm_rows(const float* x, int64_t ldx, const std::vector<float>& weight, float* out, int64_t ldo, int m,
+                 worker_team& team) const;
+  void mlp(const mlp_weights& weights, micro_batch_rows& batch, float* out, worker_team& team) const;
+  void absorb_queries(micro_batch_rows& batch, int layer, worker_team& team) const;
+
+  const model_config& config_;
+  const shard_weights& weights_;
+  const kernels::compute& math_;
+  bool bf16_outputs_;
+  bool rounds_norms_;  // profile amx_bf16: norm outputs are BF16 values
+  std::vector<float> frequencies_;
+  double rope_scale_;
+  float softmax_scale_;
+};
+
+}  // namespace troupe

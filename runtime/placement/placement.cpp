@@ -1,0 +1,73 @@
+#include "runtime/placement/placement.hpp"
+
+#include <algorithm>
+#include <map>
+
+namespace troupe {
+
+namespace {
+
+std::string place_name(uint32_t layer, uint32_t expert) {
+  return "layer " + std::to_string(layer) + ", expert " + std::to_string(expert);
+}
+
+}  // namespace
+
+result<placement_policy> find_placement_policy(std::string_view name) {
+  if (name == "linear") return placement_policy(place_linear);
+  return error{errc::not_found, "there is no placement policy '" + std::string(name) + "'; there is: linear"};
+}
+
+result<placement_plan> place_linear(const placement_request& request) {
+  if (request.nodes.empty()) return error{errc::invalid_argument, "a placement needs at least one node"};
+  const auto count = static_cast<uint32_t>(request.nodes.size());
+  const uint32_t replicas = std::min(1 + request.redundant_replicas, count);
+  placement_plan plan;
+  auto& table = plan.table;
+  table.layers = static_cast<uint32_t>(request.moe_layers.size());
+  table.experts = request.experts;
+  table.offsets.push_back(0);
+  for (uint32_t layer = 0; layer < table.layers; ++layer)
+    for (uint32_t expert = 0; expert < table.experts; ++expert) {
+      if (request.moe_layers[layer]) {
+        const auto first = static_cast<uint32_t>(uint64_t{expert} * count / table.experts);
+        for (uint32_t i = 0; i < replicas; ++i) table.nodes.push_back(request.nodes[(first + i) % count].node);
+      }
+      table.offsets.push_back(static_cast<uint32_t>(table.nodes.size()));
+    }
+  plan.reason = "linear: " + std::to_string(table.experts) + " experts a layer over " + std::to_string(count) +
+                (count == 1 ? " node, " : " nodes, ") + std::to_string(replicas) +
+                (replicas == 1 ? " replica each" : " replicas each");
+  return plan;
+}
+
+result<void> validate(const placement_table& table, const placement_request& request) {
+  const auto refuse = [](std::string why) { return error{errc::invalid_argument, "placement refused: " + why}; };
+  if (table.layers != request.moe_layers.size() || table.experts != request.experts ||
+      table.offsets.size() != size_t{table.layers} * table.experts + 1 || table.offsets.front() != 0 ||
+      table.offsets.back() != table.nodes.size() || !std::is_sorted(table.offsets.begin(), table.offsets.end()))
+    return refuse("its table does not have one entry for each layer and expert of the model");
+  for (uint32_t layer = 0; layer < table.layers; ++layer) {
+    if (!request.moe_layers[layer]) continue;
+    std::map<uint16_t, uint32_t> held;
+    for (uint32_t expert = 0; expert < table.experts; ++expert) {
+      const auto nodes = table.replicas(layer, expert);
+      if (nodes.empty()) return refuse(place_name(layer, expert) + " has no replica");
+      for (size_t i = 0; i < nodes.size(); ++i) {
+        const auto known = std::find_if(request.nodes.begin(), request.nodes.end(),
+                                        [&](const node_topology& node) { return node.node == nodes[i]; });
+        if (known == request.nodes.end())
+          return refuse(place_name(layer, expert) + " is on node " + std::to_string(nodes[i]) + ", which does not exist");
+        if (std::find(nodes.begin(), nodes.begin() + static_cast<std::ptrdiff_t>(i), nodes[i]) !=
+            nodes.begin() + static_cast<std::ptrdiff_t>(i))
+          return refuse(place_name(layer, expert) + " is on node " + std::to_string(nodes[i]) + " twice");
+        if (known->slots > 0 && ++held[nodes[i]] > known->slots)
+          return refuse(place_name(layer, expert) + " exceeds the " + std::to_string(known->slots) +
+                        " slots of node " + std::to_string(nodes[i]));
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace troupe

@@ -1,0 +1,110 @@
+#include "runtime/serving/settings.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace troupe {
+
+namespace {
+
+error out_of_range(std::string_view field, uint64_t value, uint64_t low, uint64_t high) {
+  return {errc::invalid_argument, std::string(field) + " is " + std::to_string(value) + "; it must be between " +
+                                      std::to_string(low) + " and " + std::to_string(high)};
+}
+
+}  // namespace
+
+std::string_view name(wire_dtype dtype) {
+  switch (dtype) {
+    case wire_dtype::f32: return "f32";
+    case wire_dtype::bf16: return "bf16";
+    case wire_dtype::fp8: return "fp8";
+  }
+  return "unknown";
+}
+
+std::string serving_settings::to_json() const {
+  return nlohmann::json{{"model", model},
+                        {"profile", kernels::name(profile)},
+                        {"dispatch", static_cast<int>(dispatch)},
+                        {"combine", static_cast<int>(combine)},
+                        {"nodes", nodes},
+                        {"shards_per_node", shards_per_node},
+                        {"threads_per_node", threads_per_node},
+                        {"redundant_replicas", redundant_replicas},
+                        {"placement", placement},
+                        {"micro_batches", micro_batches},
+                        {"rows_max", rows_max},
+                        {"chunk", chunk},
+                        {"kv_blocks", kv_blocks},
+                        {"sequences_max", sequences_max},
+                        {"dispatch_deadline_ms", dispatch_deadline_ms},
+                        {"heartbeat_ms", heartbeat_ms},
+                        {"verdict_ms", verdict_ms},
+                        {"payload_checksum", payload_checksum}}
+      .dump();
+}
+
+result<serving_settings> parse_settings(std::string_view json) {
+  try {
+    const auto document = nlohmann::json::parse(json);
+    serving_settings settings;
+    const auto profile = kernels::profile_from_name(document.at("profile").get<std::string>());
+    if (!profile) return error{errc::malformed, "the head's settings name an unknown numeric profile"};
+    settings.profile = *profile;
+    const auto dtype = [&](const char* field) { return static_cast<wire_dtype>(document.at(field).get<int>()); };
+    settings.dispatch = dtype("dispatch");
+    settings.combine = dtype("combine");
+    document.at("model").get_to(settings.model);
+    document.at("nodes").get_to(settings.nodes);
+    document.at("shards_per_node").get_to(settings.shards_per_node);
+    document.at("threads_per_node").get_to(settings.threads_per_node);
+    document.at("redundant_replicas").get_to(settings.redundant_replicas);
+    document.at("placement").get_to(settings.placement);
+    document.at("micro_batches").get_to(settings.micro_batches);
+    document.at("rows_max").get_to(settings.rows_max);
+    document.at("chunk").get_to(settings.chunk);
+    document.at("kv_blocks").get_to(settings.kv_blocks);
+    document.at("sequences_max").get_to(settings.sequences_max);
+    document.at("dispatch_deadline_ms").get_to(settings.dispatch_deadline_ms);
+    document.at("heartbeat_ms").get_to(settings.heartbeat_ms);
+    document.at("verdict_ms").get_to(settings.verdict_ms);
+    document.at("payload_checksum").get_to(settings.payload_checksum);
+    if (auto valid = validate(settings); !valid) return valid.failure();
+    return settings;
+  } catch (const nlohmann::json::exception& failure) {
+    return error{errc::malformed, std::string("the head's settings cannot be read (") + failure.what() +
+                                      "); head and node run different versions"};
+  }
+}
+
+result<void> validate(const serving_settings& settings) {
+  struct bound {
+    std::string_view field;
+    uint64_t value, low, high;
+  };
+  const bound bounds[] = {
+      {"nodes", settings.nodes, 1, 256},
+      {"shards_per_node", settings.shards_per_node, 1, 64},
+      {"threads_per_node", settings.threads_per_node, 1, 256},
+      {"redundant_replicas", settings.redundant_replicas, 0, 255},
+      {"micro_batches", settings.micro_batches, 1, 16},
+      {"rows_max", settings.rows_max, 1, 16384},
+      {"chunk", settings.chunk, 1, 16384},
+      {"kv_blocks", settings.kv_blocks, 1, 1U << 24U},
+      {"sequences_max", settings.sequences_max, 1, 65536},
+      {"dispatch_deadline_ms", settings.dispatch_deadline_ms, 10, 600000},
+      {"heartbeat_ms", settings.heartbeat_ms, 5, 60000},
+      {"verdict_ms", settings.verdict_ms, 20, 600000},
+  };
+  for (const auto& b : bounds)
+    if (b.value < b.low || b.value > b.high) return out_of_range(b.field, b.value, b.low, b.high);
+  if (settings.verdict_ms < 3 * settings.heartbeat_ms)
+    return error{errc::invalid_argument,
+                 "verdict_ms must be at least three times heartbeat_ms, or a late heartbeat kills a healthy node"};
+  const auto travels = [](wire_dtype dtype) { return dtype == wire_dtype::f32 || dtype == wire_dtype::bf16; };
+  if (!travels(settings.dispatch) || !travels(settings.combine))
+    return error{errc::unsupported, "dispatch and combine may be f32 or bf16 in this version"};
+  return {};
+}
+
+}  // namespace troupe

@@ -1,0 +1,69 @@
+#include "runtime/simulation/modelled_device.hpp"
+
+#include <algorithm>
+
+namespace troupe {
+
+modelled_device::modelled_device(virtual_time& time, int node, std::shared_ptr<const kernels::compute> math,
+                                 device_model model)
+    : time_(time), node_(node), math_(std::move(math)), model_(model) {}
+
+void modelled_device::submit(stage_task& task) {
+  queue_.push(task);
+  wake();
+}
+
+void modelled_device::submit(const expert_task& task) {
+  queue_.push(task);
+  wake();
+}
+
+void modelled_device::stop() {
+  *alive_ = false;
+  queue_.clear();
+}
+
+std::string modelled_device::description() const { return "modelled, " + std::string(math_->description()); }
+
+std::chrono::nanoseconds modelled_device::duration(const task_cost& cost) const {
+  const double seconds = std::max(cost.flops / model_.flops_per_s, cost.bytes / model_.bytes_per_s);
+  return model_.fixed + std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+}
+
+// Starts in an event of its own, so that everything submitted at this moment is seen together.
+void modelled_device::wake() {
+  if (busy_) return;
+  busy_ = true;
+  time_.after({}, node_, [this, alive = alive_] {
+    if (*alive) begin();
+  });
+}
+
+void modelled_device::begin() {
+  auto group = std::make_shared<std::vector<expert_task>>();
+  stage_task* stage = queue_.take(*group);
+  if (stage == nullptr && group->empty()) {
+    busy_ = false;
+    return;
+  }
+  const auto cost = duration(stage != nullptr ? stage->cost() : expert_group_cost(*group));
+  if (stage != nullptr) {
+    ++statistics_.stages;
+    stage->run(team_);
+  } else {
+    ++statistics_.expert_launches;
+    statistics_.weight_passes += run_expert_group(*math_, *group, team_);
+    for (const auto& task : *group) statistics_.expert_rows += task.end - task.begin;
+  }
+  statistics_.busy_ns += static_cast<uint64_t>(cost.count());
+  time_.after(cost, node_, [this, alive = alive_, stage, group] {
+    if (!*alive) return;
+    if (stage != nullptr)
+      stage->completed();
+    else
+      complete_expert_group(*group);
+    begin();
+  });
+}
+
+}  // namespace troupe

@@ -1,0 +1,50 @@
+// The device seam in virtual time: real arithmetic, modelled duration.
+//
+// Takes tasks in the same order as every device, computes them at once on the driving thread, and
+// delivers the completion after the time that the cost model gives.
+#pragma once
+
+#include <memory>
+
+#include "runtime/device/device.hpp"
+#include "runtime/simulation/virtual_time.hpp"
+
+namespace troupe {
+
+// time = fixed + max(flops / rate, bytes / bandwidth).
+struct device_model {
+  double flops_per_s = 20e9;
+  double bytes_per_s = 15e9;
+  std::chrono::nanoseconds fixed{2000};
+};
+
+class modelled_device final : public device {
+ public:
+  // Requires: `time` and `math` outlive this.
+  modelled_device(virtual_time& time, int node, std::shared_ptr<const kernels::compute> math, device_model model);
+
+  void submit(stage_task& task) override;
+  void submit(const expert_task& task) override;
+  void stop() override;
+  device_statistics statistics() const override { return statistics_; }
+  std::string description() const override;
+  const kernels::compute& math() const override { return *math_; }
+
+ private:
+  struct contents;
+  void wake();
+  void begin();
+  std::chrono::nanoseconds duration(const task_cost& cost) const;
+
+  virtual_time& time_;
+  int node_;
+  std::shared_ptr<const kernels::compute> math_;
+  device_model model_;
+  worker_team team_{1};
+  device_queue queue_;
+  device_statistics statistics_;
+  bool busy_ = false;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace troupe

@@ -1,0 +1,63 @@
+#include "runtime/simulation/modelled_wire.hpp"
+
+#include <algorithm>
+
+namespace troupe {
+
+bool modelled_network::carry(const modelled_wire& from, const endpoint& to, micro_batch message) {
+  const auto at = wires_.find(to.node);
+  if (at == wires_.end() || at->second->incarnation() != to.incarnation) return false;
+  const int process = at->second->process();
+  if (time_.dead(from.process()) || time_.dead(process)) return false;
+  ++(message.header.kind == message_kind::dispatch ? dispatches_ : combines_);
+  auto arrival = time_.now();
+  if (from.node() != to.node) {
+    auto& busy = busy_until_[{from.node(), to.node}];
+    const double seconds = static_cast<double>(sizeof(micro_batch_header) + message.header.payload_bytes) /
+                           model_.bytes_per_s;
+    busy = std::max(busy, time_.now()) + std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+    arrival = busy + model_.latency;
+  }
+  time_.schedule(arrival, process,
+                 [this, to, carried = std::move(message)]() mutable { arrive(to, std::move(carried)); });
+  return true;
+}
+
+void modelled_network::arrive(const endpoint& to, micro_batch message) {
+  const auto at = wires_.find(to.node);
+  if (at == wires_.end() || at->second->incarnation() != to.incarnation) return;
+  at->second->deliver(to.slot, std::move(message));
+}
+
+modelled_wire::modelled_wire(std::shared_ptr<modelled_network> network, int process, uint16_t node,
+                             uint32_t incarnation)
+    : network_(std::move(network)), process_(process), node_(node), incarnation_(incarnation) {
+  network_->attach(node, this);
+}
+
+modelled_wire::~modelled_wire() { network_->detach(node_, this); }
+
+result<void> modelled_wire::send(endpoint to, micro_batch message) {
+  auto& header = message.header;
+  header.destination_slot = to.slot;
+  header.destination_incarnation = to.incarnation;
+  ++statistics_.messages_sent;
+  statistics_.bytes_sent += header.payload_bytes;
+  seal(message, false);
+  if (!network_->carry(*this, to, std::move(message)))
+    return error{errc::unavailable, "node " + std::to_string(to.node) + " cannot be reached"};
+  return {};
+}
+
+void modelled_wire::deliver(uint16_t slot, micro_batch message) {
+  const auto at = receivers_.find(slot);
+  if (at == receivers_.end() || !validate(message)) {
+    ++statistics_.messages_dropped;
+    return;
+  }
+  ++statistics_.messages_received;
+  statistics_.bytes_received += message.header.payload_bytes;
+  at->second(std::move(message));
+}
+
+}  // namespace troupe

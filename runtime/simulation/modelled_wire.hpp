@@ -1,0 +1,75 @@
+// The wire seam in virtual time: latency, bandwidth and queueing for each directed link.
+//
+// A message takes its turn on the link, then the link's latency; it is validated on arrival like one
+// from a real peer. Messages to or from a dead node, or to an incarnation that is gone, are dropped.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "runtime/simulation/virtual_time.hpp"
+#include "runtime/wire/wire.hpp"
+
+namespace troupe {
+
+struct link_model {
+  std::chrono::nanoseconds latency{5000};
+  double bytes_per_s = 10e9;
+};
+
+class modelled_wire;
+
+// The links between all simulated nodes.
+class modelled_network {
+ public:
+  modelled_network(virtual_time& time, link_model model) : time_(time), model_(model) {}
+
+  virtual_time& time() { return time_; }
+  const link_model& model() const { return model_; }
+  void attach(uint16_t node, modelled_wire* wire) { wires_[node] = wire; }
+  void detach(uint16_t node, const modelled_wire* wire) {
+    if (const auto at = wires_.find(node); at != wires_.end() && at->second == wire) wires_.erase(at);
+  }
+  // Takes the message to its destination; returns false when there is none.
+  bool carry(const modelled_wire& from, const endpoint& to, micro_batch message);
+
+  uint64_t dispatches() const { return dispatches_; }
+  uint64_t combines() const { return combines_; }
+
+ private:
+  void arrive(const endpoint& to, micro_batch message);
+
+  virtual_time& time_;
+  link_model model_;
+  std::map<uint16_t, modelled_wire*> wires_;
+  std::map<std::pair<uint16_t, uint16_t>, virtual_clock::time_point> busy_until_;
+  uint64_t dispatches_ = 0;
+  uint64_t combines_ = 0;
+};
+
+class modelled_wire final : public wire {
+ public:
+  // `process`: the simulated process (virtual_time's node) that this wire lives in.
+  modelled_wire(std::shared_ptr<modelled_network> network, int process, uint16_t node, uint32_t incarnation);
+  ~modelled_wire() override;
+
+  void attach(uint16_t slot, receiver to) override { receivers_[slot] = std::move(to); }
+  void detach(uint16_t slot) override { receivers_.erase(slot); }
+  result<void> send(endpoint to, micro_batch message) override;
+  wire_statistics statistics() const override { return statistics_; }
+
+  int process() const { return process_; }
+  uint16_t node() const { return node_; }
+  uint32_t incarnation() const { return incarnation_; }
+  void deliver(uint16_t slot, micro_batch message);
+
+ private:
+  std::shared_ptr<modelled_network> network_;
+  int process_;
+  uint16_t node_;
+  uint32_t incarnation_;
+  std::map<uint16_t, receiver> receivers_;
+  wire_statistics statistics_;
+};
+
+}  // namespace troupe

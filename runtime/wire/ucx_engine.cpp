@@ -1,0 +1,225 @@
+#include "runtime/wire/ucx_engine.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/wire/wire_time.hpp"
+
+namespace troupe {
+
+ucx_wire::engine::engine(ucx_wire_options options, const socket_address& listen)
+    : options_(std::move(options)), listen_(listen), sender_(std::make_unique<ucx_sender>(options_, counters_)) {}
+
+ucx_wire::engine::~engine() {
+  if (!thread_.joinable()) return;
+  stop_.store(true);
+  worker_->wake();
+  thread_.join();
+}
+
+result<void> ucx_wire::engine::start() {
+  std::promise<result<void>> started;
+  auto outcome = started.get_future();
+  thread_ = std::thread([this, promise = std::move(started)]() mutable { run(std::move(promise)); });
+  auto opened = outcome.get();
+  if (!opened) thread_.join();
+  return opened;
+}
+
+void ucx_wire::engine::post(command what) {
+  {
+    const std::lock_guard lock(commands_mutex_);
+    commands_.push_back(what);
+  }
+  has_commands_.store(true);
+  worker_->wake();
+}
+
+void ucx_wire::engine::connect(uint16_t node, uint32_t incarnation, const socket_address& address) {
+  // Admitted at once, so that what the caller sends next waits instead of being refused.
+  ucx_peer& peer = peers_.find_or_add(node);
+  const uint64_t wanted = ucx_peer::admission_of(incarnation);
+  uint64_t admitted = peer.admission.load();
+  while (admitted < wanted && !peer.admission.compare_exchange_weak(admitted, wanted)) {
+  }
+  post({command::verb::connect, node, incarnation, address});
+}
+
+void ucx_wire::engine::disconnect(uint16_t node) { post({command::verb::disconnect, node, 0, {}}); }
+
+void ucx_wire::engine::refuse(uint16_t node, uint32_t incarnation) {
+  post({command::verb::refuse, node, incarnation, {}});
+}
+
+result<void> ucx_wire::engine::send(endpoint to, micro_batch message) {
+  auto& header = message.header;
+  ucx_peer* const peer = peers_.find(to.node);
+  if (peer == nullptr || !peer->admits(to.incarnation))
+    return error{errc::unavailable, "node " + std::to_string(to.node) + " incarnation " +
+                                        std::to_string(to.incarnation) + " is not connected"};
+  const size_t class_index = message_class(header.kind);
+  const auto& limits = options_.classes[class_index];
+  const uint64_t charge = header.payload_bytes + sizeof header;
+  if (!peer->credits[class_index].reserve(charge, {limits.bytes_in_flight_max, limits.messages_in_flight_max}))
+    return error{errc::exhausted, "as much is in flight to the node as its limits allow"};
+  counters_.bytes_in_flight.add(header.payload_bytes);
+  if (options_.payload_checksum) seal(message, true);
+
+  send_request* const request = sender_->requests().take();
+  request->message = std::move(message);
+  request->peer = peer;
+  request->charged = charge;
+  sender_->submit(request);
+  worker_->wake();
+  return {};
+}
+
+result<void> ucx_wire::engine::deliver_here(endpoint to, micro_batch message) {
+  auto& header = message.header;
+  if (to.incarnation != options_.incarnation)
+    return error{errc::unavailable, "this node's incarnation is not " + std::to_string(to.incarnation)};
+  header.sequence = own_sequences_[message_class(header.kind)].fetch_add(1, std::memory_order_relaxed);
+  seal(message, false);
+  const uint64_t bytes = header.payload_bytes;
+  counters_.messages_sent.add();
+  counters_.bytes_sent.add(bytes);
+  if (slots_.deliver(std::move(message))) {
+    counters_.messages_received.add();
+    counters_.bytes_received.add(bytes);
+  } else {
+    counters_.unaddressed.add();
+  }
+  return {};
+}
+
+void ucx_wire::engine::run(std::promise<result<void>> started) {
+  pthread_setname_np(pthread_self(), "troupe-wire");
+  auto opened = open();
+  const bool ready = static_cast<bool>(opened);
+  if (!ready) {
+    links_.reset();
+    worker_.reset();
+  }
+  started.set_value(std::move(opened));
+  if (!ready) return;
+  loop();
+  close();
+}
+
+result<void> ucx_wire::engine::open() {
+  auto made = ucx_worker::make(options_.transports);
+  if (!made) return made.failure();
+  worker_ = std::move(*made);
+  receiver_ = std::make_unique<ucx_receiver>(options_, counters_, peers_, slots_);
+  receiver_->start(worker_->handle());
+  links_ = std::make_unique<ucx_links>(options_, counters_, peers_, *worker_, *sender_, *receiver_);
+  auto registered = worker_->on_message(message_id_data, &ucx_receiver::on_data, receiver_.get());
+  if (!registered) return registered;
+  if (auto listening = links_->open(listen_); !listening) return listening;
+  listen_address_ = worker_->listen_address();
+  close_descriptors_on_exec();
+  return {};
+}
+
+void ucx_wire::engine::loop() {
+  uint64_t active_ns = wire_time_ns();
+  while (!stop_.load(std::memory_order_relaxed)) {
+    const uint64_t now_ns = wire_time_ns();
+    if (step(now_ns)) {
+      active_ns = now_ns;
+    } else if (now_ns - active_ns < uint64_t{options_.spin_us} * 1000) {
+      // Yielding: the peer that would answer may be waiting for this very core.
+      sched_yield();
+    } else {
+      sleep();
+      active_ns = wire_time_ns();
+    }
+  }
+}
+
+bool ucx_wire::engine::step(uint64_t now_ns) {
+  bool any = worker_->progress();
+  send_request* const submitted = sender_->take_submitted();
+  if (has_commands_.load(std::memory_order_acquire)) any = obey_commands() || any;
+  if (submitted != nullptr) {
+    sender_->route_all(submitted);
+    any = true;
+  }
+  any = links_->run(now_ns) || any;
+  if (receiver_->has_held()) any = receiver_->retry_held() || any;
+  if (sender_->has_quarantined()) sender_->end_quarantine(now_ns, false);
+  return any;
+}
+
+void ucx_wire::engine::sleep() {
+  int longest_ms = links_->sleep_max_ms();
+  if (receiver_->has_held()) longest_ms = 1;  // nothing tells of memory given back
+  if (sender_->has_quarantined()) longest_ms = std::min(longest_ms, 50);
+  worker_->announce_sleep();
+  if (sender_->has_submitted() || has_commands_.load() || stop_.load()) {
+    worker_->cancel_sleep();
+    return;
+  }
+  counters_.sleeps.add();
+  worker_->wait(longest_ms);
+}
+
+bool ucx_wire::engine::obey_commands() {
+  std::vector<command> taken;
+  {
+    const std::lock_guard lock(commands_mutex_);
+    has_commands_.store(false);
+    taken.swap(commands_);
+  }
+  for (const auto& one : taken) {
+    switch (one.what) {
+      case command::verb::connect: links_->connect(one.node, one.incarnation, one.address); break;
+      case command::verb::disconnect: links_->disconnect(one.node, "this node disconnected it"); break;
+      case command::verb::refuse: links_->refuse(one.node, one.incarnation); break;
+    }
+  }
+  return !taken.empty();
+}
+
+uint64_t ucx_wire::engine::unfinished() const {
+  return sender_->unfinished() + receiver_->unfinished() + links_->greetings_unfinished();
+}
+
+// Progresses until UCX holds no request, and with `everything` no connection either. False when time
+// is up.
+bool ucx_wire::engine::finish(uint32_t timeout_ms, bool everything) {
+  const uint64_t deadline_ns = wire_time_ns() + uint64_t{timeout_ms} * 1'000'000;
+  for (;;) {
+    const uint64_t now_ns = wire_time_ns();
+    if (!step(now_ns)) sched_yield();
+    if (unfinished() == 0 && (!everything || links_->all_closed())) return true;
+    if (now_ns > deadline_ns) return false;
+  }
+}
+
+void ucx_wire::engine::close() {
+  step(wire_time_ns());
+  links_->say_bye();
+  finish(options_.drain_timeout_ms, false);
+  links_->close_all();
+  const bool clean = finish(options_.close_timeout_ms, true);
+  sender_->end_quarantine(0, true);
+  if (clean) {
+    links_.reset();
+    receiver_.reset();
+    return;  // the worker goes with the engine, after the last `wake`
+  }
+  // Destroying a worker with unfinished requests aborts the process; what they refer to must stay.
+  spdlog::error("the wire of node {} closed with {} requests that UCX did not end; their memory stays in use",
+                options_.node, unfinished());
+  (void)links_.release();
+  (void)receiver_.release();
+  (void)sender_.release();
+  (void)worker_.release();
+}
+
+}  // namespace troupe

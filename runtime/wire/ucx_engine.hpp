@@ -1,0 +1,90 @@
+// A wire's parts and its progress thread.
+//
+// Internal to `ucx_wire`. The thread makes UCX's objects and runs them until nothing is under way; other
+// threads reach it through the submission stack and a short list of commands.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/wire/slot_table.hpp"
+#include "runtime/wire/ucx_counters.hpp"
+#include "runtime/wire/ucx_link.hpp"
+#include "runtime/wire/ucx_peer.hpp"
+#include "runtime/wire/ucx_receiver.hpp"
+#include "runtime/wire/ucx_sender.hpp"
+#include "runtime/wire/ucx_wire.hpp"
+#include "runtime/wire/ucx_worker.hpp"
+
+namespace troupe {
+
+class ucx_wire::engine {
+ public:
+  engine(ucx_wire_options options, const socket_address& listen);
+  ~engine();
+
+  // Starts the thread; returns when it listens.
+  result<void> start();
+
+  // Any thread.
+  const ucx_wire_options& options() const { return options_; }
+  slot_table& slots() { return slots_; }
+  ucx_counters& counters() { return counters_; }
+  const std::string& listen_address() const { return listen_address_; }
+  void connect(uint16_t node, uint32_t incarnation, const socket_address& address);
+  void disconnect(uint16_t node);
+  void refuse(uint16_t node, uint32_t incarnation);
+  result<void> send(endpoint to, micro_batch message);
+  result<void> deliver_here(endpoint to, micro_batch message);
+
+ private:
+  struct command {
+    enum class verb : uint8_t { connect, disconnect, refuse } what{};
+    uint16_t node = 0;
+    uint32_t incarnation = 0;
+    socket_address address;
+  };
+
+  void post(command what);
+
+  // Progress thread.
+  void run(std::promise<result<void>> started);
+  result<void> open();
+  void loop();
+  bool step(uint64_t now_ns);
+  void sleep();
+  bool obey_commands();
+  void close();
+  bool finish(uint32_t timeout_ms, bool everything);
+  uint64_t unfinished() const;
+
+  const ucx_wire_options options_;
+  const socket_address listen_;
+  std::string listen_address_;
+  ucx_counters counters_;
+  slot_table slots_;
+  peer_table peers_;
+  std::array<std::atomic<uint64_t>, message_class_count> own_sequences_{};  // of messages to this node
+
+  // Made before the thread, used by both.
+  std::unique_ptr<ucx_sender> sender_;
+  // Made by the thread. `worker_` outlives it, for `wake`.
+  std::unique_ptr<ucx_worker> worker_;
+  std::unique_ptr<ucx_receiver> receiver_;
+  std::unique_ptr<ucx_links> links_;
+
+  std::mutex commands_mutex_;
+  std::vector<command> commands_;
+  std::atomic<bool> has_commands_{false};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace troupe

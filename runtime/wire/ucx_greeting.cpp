@@ -1,0 +1,47 @@
+#include "runtime/wire/ucx_greeting.hpp"
+
+#include <xxhash.h>
+
+#include <cstring>
+
+namespace troupe {
+
+namespace {
+
+constexpr size_t checked_bytes = offsetof(greeting, checksum);
+
+error malformed(const char* what) {
+  return {errc::malformed, std::string("a connection was refused: ") + what +
+                               "; what connected is not a node of this kind"};
+}
+
+}  // namespace
+
+std::string_view describe(refusal reason) {
+  switch (reason) {
+    case refusal::none: return "it gave no reason";
+    case refusal::wrong_node: return "the address belongs to another node";
+    case refusal::wrong_incarnation: return "the address belongs to another incarnation of the node";
+    case refusal::stale_sender: return "it knows a later incarnation of this node, or has given this one up";
+    case refusal::wrong_cluster: return "it belongs to another cluster";
+    case refusal::wrong_version: return "it runs another version";
+  }
+  return "for a reason this version does not know";
+}
+
+void seal(greeting& message) { message.checksum = XXH3_64bits(&message, checked_bytes); }
+
+result<greeting> read_greeting(const void* bytes, size_t size) {
+  greeting out;
+  if (size != sizeof out) return malformed("its greeting has another length");
+  std::memcpy(&out, bytes, sizeof out);
+  if (out.magic == __builtin_bswap32(greeting::magic_value)) return malformed("its byte order is big-endian");
+  if (out.magic != greeting::magic_value) return malformed("its greeting has a wrong magic number");
+  if (out.checksum != XXH3_64bits(&out, checked_bytes)) return malformed("its greeting's checksum does not match");
+  if (out.phase < greeting_phase::hello || out.phase > greeting_phase::ping)
+    return malformed("its greeting's phase is unknown");
+  if (out.session == 0 && out.phase <= greeting_phase::ready) return malformed("its greeting names no session");
+  return out;
+}
+
+}  // namespace troupe

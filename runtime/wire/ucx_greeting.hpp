@@ -1,0 +1,68 @@
+// What two wires say to each other about their connection.
+//
+//   connector                     acceptor
+//      hello  ------------------>            who I am, whom I expect, the session I send under
+//             <------------------  welcome   the same, and the connector's session echoed
+//      ready  ------------------>            only now does the acceptor send data
+// or          <------------------  refuse    with a reason; the connector closes
+//   either side, later: bye (it leaves on purpose), ping (it is still there).
+//
+// A session is one span of a peer being known; data carries it, so that what was sent before a
+// disconnection is not taken for something sent after it. The third step makes sure that a side knows
+// the other's session before data under it arrives, whatever order the transport delivers in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "runtime/error.hpp"
+
+namespace troupe {
+
+enum class greeting_phase : uint8_t { hello = 1, welcome = 2, ready = 3, refuse = 4, bye = 5, ping = 6 };
+
+enum class refusal : uint8_t {
+  none = 0,
+  wrong_node = 1,         // the address belongs to another node
+  wrong_incarnation = 2,  // the address belongs to another incarnation of the node
+  stale_sender = 3,       // a later incarnation of the sender is known, or this one was given up
+  wrong_cluster = 4,      // another cluster key
+  wrong_version = 5,
+};
+
+// A sentence's end for people: "the address belongs to another node".
+std::string_view describe(refusal reason);
+
+// 64 bytes, little-endian, offsets as written. `magic`, `version` and `phase` keep their places in
+// every version, so that versions can tell each other apart.
+struct greeting {
+  uint32_t magic = magic_value;          //  0  "TRPL"; reads reversed from a big-endian machine
+  uint16_t version = current_version;    //  4
+  greeting_phase phase{};                //  6
+  refusal reason{};                      //  7  refuse only
+  uint16_t node = 0;                     //  8  of the sender
+  uint16_t unit = 0;                     // 10  deployment unit of the sender
+  uint32_t incarnation = 0;              // 12  of the sender
+  uint16_t destination_node = 0;         // 16
+  uint16_t zero = 0;                     // 18
+  uint32_t destination_incarnation = 0;  // 20
+  uint64_t session = 0;                  // 24  the sender's data will carry it; never 0
+  uint64_t destination_session = 0;      // 32  echo of the other side's; 0 in a hello
+  uint64_t cluster_key = 0;              // 40  equal on all nodes of a cluster
+  uint64_t reserved = 0;                 // 48
+  uint64_t checksum = 0;                 // 56  XXH3-64 of bytes 0..55
+
+  static constexpr uint32_t magic_value = 0x4c505254U;
+  static constexpr uint16_t current_version = 1;
+};
+static_assert(sizeof(greeting) == 64);
+
+void seal(greeting& message);
+
+// Reads a greeting from a peer's bytes. A greeting of another version is read as far as its phase, for
+// the caller to refuse.
+// Fails: malformed.
+result<greeting> read_greeting(const void* bytes, size_t size);
+
+}  // namespace troupe

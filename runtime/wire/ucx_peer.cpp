@@ -1,0 +1,55 @@
+#include "runtime/wire/ucx_peer.hpp"
+
+namespace troupe {
+
+bool credit_account::reserve(uint64_t bytes, const credit_limits& limits) {
+  if (messages_.fetch_add(1, std::memory_order_relaxed) >= limits.messages_max) {
+    messages_.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
+  const uint64_t before = bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  if (before != 0 && before + bytes > limits.bytes_max) {
+    bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    messages_.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
+  return true;
+}
+
+void credit_account::release(uint64_t bytes) {
+  bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  messages_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+ucx_peer* peer_table::find(uint16_t node) const {
+  const block* found = blocks_[node >> 8U].load(std::memory_order_acquire);
+  return found == nullptr ? nullptr : found->slots[node & 255U].load(std::memory_order_acquire);
+}
+
+ucx_peer& peer_table::find_or_add(uint16_t node) {
+  if (auto* found = find(node); found != nullptr) return *found;
+  const std::lock_guard lock(growth_mutex_);
+  auto& outer = blocks_[node >> 8U];
+  block* inner = outer.load(std::memory_order_relaxed);
+  if (inner == nullptr) {
+    inner = std::make_unique<block>().release();  // owned by the table, freed in its destructor
+    outer.store(inner, std::memory_order_release);
+  }
+  auto& slot = inner->slots[node & 255U];
+  ucx_peer* peer = slot.load(std::memory_order_relaxed);
+  if (peer == nullptr) {
+    peer = std::make_unique<ucx_peer>(node).release();
+    slot.store(peer, std::memory_order_release);
+  }
+  return *peer;
+}
+
+peer_table::~peer_table() {
+  for (auto& outer : blocks_) {
+    const std::unique_ptr<block> inner(outer.load(std::memory_order_relaxed));
+    if (!inner) continue;
+    for (auto& slot : inner->slots) const std::unique_ptr<ucx_peer> peer(slot.load(std::memory_order_relaxed));
+  }
+}
+
+}  // namespace troupe

@@ -1,0 +1,107 @@
+// What a wire knows of another node, and the table of them.
+//
+// One `ucx_peer` per node id, made when first heard of and kept until the wire goes, so that senders on
+// any thread may hold a plain pointer. Two halves: what senders read and reserve (atomic), and what
+// only the progress thread touches.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "runtime/wire/micro_batch.hpp"
+
+namespace troupe {
+
+struct send_request;
+struct ucx_link;
+
+// How much of one class may be in flight to one peer.
+struct credit_limits {
+  uint64_t bytes_max = 0;
+  uint32_t messages_max = 0;
+};
+
+// Bytes and messages accepted by `send` and not yet completed. Any thread.
+class credit_account {
+ public:
+  // A message larger than the whole limit passes when nothing else is in flight; otherwise it never
+  // could.
+  bool reserve(uint64_t bytes, const credit_limits& limits);
+  void release(uint64_t bytes);
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint32_t> messages_{0};
+};
+
+enum class peer_state : uint8_t {
+  absent,      // not connected and nobody wants it to be
+  connecting,  // what is sent waits
+  up,
+};
+
+struct ucx_peer {
+  explicit ucx_peer(uint16_t node_id) : node(node_id) {}
+
+  const uint16_t node;
+
+  // Senders. Which incarnation may be sent to now, if any; written under the table's mutex.
+  bool admits(uint32_t to_incarnation) const {
+    return admission.load(std::memory_order_acquire) == admission_of(to_incarnation);
+  }
+  static constexpr uint64_t admission_of(uint32_t to_incarnation) { return uint64_t{to_incarnation} << 1U | 1U; }
+  std::atomic<uint64_t> admission{0};
+  std::array<credit_account, message_class_count> credits;
+
+  // Progress thread only.
+  peer_state state = peer_state::absent;
+  uint32_t incarnation = 0;      // of the current session
+  uint64_t incarnation_min = 0;  // earlier ones are refused; 64 bits, so that all can be
+  uint16_t unit = 0;             // as the peer said
+  uint64_t session = 0;          // under which we send
+  uint64_t peer_session = 0;     // under which it sends; 0 until it has said
+  uint64_t session_cut = 0;      // the last of our sessions that this side ended, the peer seeming alive
+  ucx_link* sends_on = nullptr;
+  send_request* waiting_first = nullptr;  // sent before the peer was up
+  send_request* waiting_last = nullptr;
+  uint64_t heard_ns = 0;         // when its last message came
+  bool ping_in_flight = false;
+  std::array<uint64_t, message_class_count> next_sequence{};
+  std::array<uint64_t, message_class_count> expected_sequence{};
+};
+
+class peer_table {
+ public:
+  // Null when the node was never heard of. Any thread; two loads.
+  ucx_peer* find(uint16_t node) const;
+
+  // Any thread.
+  ucx_peer& find_or_add(uint16_t node);
+
+  // Calls `visit` with every peer. Progress thread.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (const auto& outer : blocks_) {
+      const auto* const found = outer.load(std::memory_order_acquire);
+      if (found == nullptr) continue;
+      for (const auto& slot : found->slots)
+        if (auto* peer = slot.load(std::memory_order_acquire); peer != nullptr) visit(*peer);
+    }
+  }
+
+  ~peer_table();
+
+ private:
+  struct block {
+    std::array<std::atomic<ucx_peer*>, 256> slots{};
+  };
+
+  std::array<std::atomic<block*>, 256> blocks_{};
+  std::mutex growth_mutex_;
+};
+
+}  // namespace troupe

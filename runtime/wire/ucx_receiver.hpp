@@ -1,0 +1,86 @@
+// The receiving half of a wire's progress thread.
+//
+// Checks every arriving header, brings its payload into the memory of its class and delivers it. When
+// that memory is used up the message waits, in a bounded queue of its class: a large one stays with its
+// sender meanwhile, which is the back-pressure. Progress thread only.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/wire/slot_table.hpp"
+#include "runtime/wire/ucx_counters.hpp"
+#include "runtime/wire/ucx_peer.hpp"
+#include "runtime/wire/ucx_wire_options.hpp"
+
+namespace troupe {
+
+class ucx_receiver {
+ public:
+  ucx_receiver(const ucx_wire_options& options, ucx_counters& counters, const peer_table& peers,
+               const slot_table& slots);
+
+  void start(ucp_worker_h worker) { worker_ = worker; }
+
+  // UCX's callback for data messages; `argument` is the receiver.
+  static ucs_status_t on_data(void* argument, const void* header, size_t header_size, void* data, size_t size,
+                              const ucp_am_recv_param_t* parameters);
+
+  // Gives messages that wait for memory another chance. True when one got some.
+  bool retry_held();
+  bool has_held() const { return held_count_ != 0; }
+
+  // The peer's session is over: what waits for memory is let go.
+  void drop_held(const ucx_peer& peer);
+
+  uint64_t unfinished() const { return unfinished_; }  // transfers that UCX has under way
+
+ private:
+  // A message whose header has been accepted.
+  struct arrival {
+    micro_batch message;
+    ucx_receiver* receiver = nullptr;
+    const ucx_peer* peer = nullptr;
+    uint64_t session = 0;
+    void* data = nullptr;  // UCX's: the bytes, or with `rendezvous` a descriptor
+    bool rendezvous = false;
+    arrival* next = nullptr;
+  };
+  struct arrival_queue {
+    arrival* first = nullptr;
+    arrival* last = nullptr;
+    uint32_t size = 0;
+  };
+
+  static void on_received(void* ucx_request, ucs_status_t status, size_t length, void* argument);
+
+  ucx_peer* accept(const void* header, size_t header_size, size_t size, micro_batch_header& out);
+  ucs_status_t accepted(const micro_batch_header& header, ucx_peer& peer, void* data, uint64_t attributes);
+  ucs_status_t hold(const micro_batch_header& header, const ucx_peer& peer, void* data, uint64_t attributes);
+  void fetch(arrival* from);
+  void finish_fetch(arrival* fetched, ucs_status_t status);
+  void deliver(micro_batch message, const ucx_peer& peer, uint64_t session);
+  void let_go(arrival* held);
+  buffer_pool& pool_of(const micro_batch_header& header) const;
+  arrival* take_arrival();
+  void give_back(arrival* done);
+
+  const ucx_wire_options& options_;
+  ucx_counters& counters_;
+  const peer_table& peers_;
+  const slot_table& slots_;
+  ucp_worker_h worker_ = nullptr;
+  std::array<std::unique_ptr<buffer_pool>, message_class_count> own_pools_;
+  std::array<buffer_pool*, message_class_count> pools_{};
+  std::array<arrival_queue, message_class_count> held_;
+  uint64_t held_count_ = 0;
+  uint64_t unfinished_ = 0;
+  arrival* free_ = nullptr;
+  std::vector<std::unique_ptr<arrival[]>> chunks_;
+};
+
+}  // namespace troupe

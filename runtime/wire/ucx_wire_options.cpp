@@ -1,0 +1,33 @@
+#include "runtime/wire/ucx_wire_options.hpp"
+
+#include <bit>
+#include <string>
+
+namespace troupe {
+
+namespace {
+
+error wrong(const std::string& what) { return {errc::invalid_argument, "the wire's options are wrong: " + what}; }
+
+}  // namespace
+
+result<void> validate(const ucx_wire_options& options) {
+  if (options.payload_bytes_max == 0) return wrong("payload_bytes_max is 0");
+  if (options.rendezvous_bytes < 512) return wrong("rendezvous_bytes is below 512");
+  if (options.connections_max == 0) return wrong("connections_max is 0");
+  if (options.handshake_timeout_ms == 0) return wrong("handshake_timeout_ms is 0: no connection could be made");
+  if (options.close_timeout_ms == 0) return wrong("close_timeout_ms is 0: UCX could not end its requests");
+  if (options.silence_max_ms != 0 && options.silence_max_ms < 40)
+    return wrong("silence_max_ms is below 40, shorter than a busy machine's pauses");
+  for (const auto& one : options.classes) {
+    if (one.messages_in_flight_max == 0 || one.bytes_in_flight_max == 0)
+      return wrong("a class may have nothing in flight");
+    if (one.held_max == 0) return wrong("held_max is 0: no large message could wait for memory");
+    const uint64_t pool = one.receive_pool != nullptr ? one.receive_pool->bytes_max() : one.receive_bytes_max;
+    if (pool < std::bit_ceil(options.rendezvous_bytes))
+      return wrong("a class's receive memory is smaller than one message of rendezvous_bytes");
+  }
+  return {};
+}
+
+}  // namespace troupe

@@ -1,0 +1,160 @@
+#include "runtime/wire/ucx_worker.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace troupe {
+
+namespace {
+
+// Transport settings go by their table's prefix, not the transport's. A wrong name is not refused.
+constexpr std::pair<const char*, const char*> settings[] = {
+    {"MEMORY_INVALIDATE", "y"},  // without it failure handling excludes cma
+    {"MAX_RNDV_RAILS", "1"},     // one path per message: a second rail over tcp only costs
+    {"KEEPALIVE_INTERVAL", "1s"},
+    {"CM_REUSEADDR", "y"},       // a restarted node binds its old port at once
+};
+
+error system_error(const char* doing) {
+  return {errc::internal, std::string("the wire could not ") + doing + ": " + std::strerror(errno)};
+}
+
+}  // namespace
+
+result<std::unique_ptr<ucx_worker>> ucx_worker::make(const std::string& transports) {
+  std::unique_ptr<ucx_worker> made(new ucx_worker);
+  if (auto opened = made->open(transports); !opened) return opened.failure();
+  return made;
+}
+
+result<void> ucx_worker::open(const std::string& transports) {
+  ucp_config_t* config = nullptr;
+  if (auto read = ucx_check(ucp_config_read(nullptr, nullptr, &config), "read its configuration"); !read) return read;
+  const std::unique_ptr<ucp_config_t, void (*)(ucp_config_t*)> config_owner(config, ucp_config_release);
+  for (const auto& [key, value] : settings)
+    if (auto set = ucx_check(ucp_config_modify(config, key, value), std::string("set ") + key); !set) return set;
+  if (transports != "tcp") {
+    // Without it failure handling excludes shared memory.
+    auto set = ucx_check(ucp_config_modify(config, "MM_ERROR_HANDLING", "y"), "let shared memory report failures");
+    if (!set) return set;
+  }
+  if (!transports.empty()) {
+    auto set = ucx_check(ucp_config_modify(config, "TLS", transports.c_str()), "set its transports to " + transports);
+    if (!set) return set;
+  }
+
+  ucp_params_t parameters{};
+  parameters.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+  parameters.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  parameters.name = "troupe";
+  if (auto made = ucx_check(ucp_init(&parameters, config, &context_), "start with transports " + transports); !made)
+    return made;
+
+  ucp_worker_params_t worker_parameters{};
+  worker_parameters.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  worker_parameters.thread_mode = UCS_THREAD_MODE_SINGLE;
+  if (auto made = ucx_check(ucp_worker_create(context_, &worker_parameters, &worker_), "create a worker"); !made)
+    return made;
+  return open_poll_set();
+}
+
+result<void> ucx_worker::open_poll_set() {
+  int ucx_fd = -1;
+  if (auto got = ucx_check(ucp_worker_get_efd(worker_, &ucx_fd), "give a descriptor to wait on"); !got) return got;
+  event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  poll_set_ = epoll_create1(EPOLL_CLOEXEC);
+  if (event_fd_ < 0 || poll_set_ < 0) return system_error("make the descriptors it sleeps on");
+  for (const int fd : {ucx_fd, event_fd_}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (epoll_ctl(poll_set_, EPOLL_CTL_ADD, fd, &event) != 0) return system_error("watch a descriptor");
+  }
+  return {};
+}
+
+ucx_worker::~ucx_worker() {
+  stop_listening();
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+  if (poll_set_ >= 0) close(poll_set_);
+  if (event_fd_ >= 0) close(event_fd_);
+}
+
+result<void> ucx_worker::listen(const socket_address& address, ucp_listener_conn_callback_t on_request,
+                                void* argument) {
+  ucp_listener_params_t parameters{};
+  parameters.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+  parameters.sockaddr.addr = address.get();
+  parameters.sockaddr.addrlen = address.length;
+  parameters.conn_handler.cb = on_request;
+  parameters.conn_handler.arg = argument;
+  return ucx_check(ucp_listener_create(worker_, &parameters, &listener_), "listen at " + to_string(address.storage));
+}
+
+void ucx_worker::stop_listening() {
+  if (listener_ != nullptr) ucp_listener_destroy(listener_);
+  listener_ = nullptr;
+}
+
+std::string ucx_worker::listen_address() const {
+  if (listener_ == nullptr) return {};
+  ucp_listener_attr_t attributes{};
+  attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
+  if (!ucx_check(ucp_listener_query(listener_, &attributes), "tell its address")) return {};
+  return to_string(attributes.sockaddr);
+}
+
+result<void> ucx_worker::on_message(unsigned id, ucp_am_recv_callback_t handler, void* argument) {
+  ucp_am_handler_param_t parameters{};
+  parameters.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                          UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  parameters.id = id;
+  // Persistent: eager data can be kept back when there is no memory to copy it to.
+  parameters.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
+  parameters.cb = handler;
+  parameters.arg = argument;
+  return ucx_check(ucp_worker_set_am_recv_handler(worker_, &parameters), "register a message handler");
+}
+
+void ucx_worker::wait(int timeout_ms) {
+  const ucs_status_t armed = ucp_worker_arm(worker_);
+  if (armed == UCS_OK) {
+    epoll_event events[2];
+    epoll_wait(poll_set_, events, 2, timeout_ms);
+  }  // BUSY: something arrived meanwhile; any other failure must not stop progress either
+  sleeping_.store(false);
+  uint64_t count = 0;
+  while (read(event_fd_, &count, sizeof count) > 0) {
+  }
+}
+
+void ucx_worker::wake() {
+  // The first of several wakers writes; `exchange` only when it may matter keeps the line shared.
+  if (!sleeping_.load() || !sleeping_.exchange(false)) return;
+  const uint64_t one = 1;
+  while (write(event_fd_, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void close_descriptors_on_exec() {
+  DIR* directory = opendir("/proc/self/fd");
+  if (directory == nullptr) return;
+  while (const dirent* entry = readdir(directory)) {
+    const int fd = std::atoi(entry->d_name);
+    if (fd <= 2) continue;  // "." and ".." read as 0
+    const int flags = fcntl(fd, F_GETFD);
+    if (flags >= 0 && (flags & FD_CLOEXEC) == 0) fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
+  }
+  closedir(directory);
+}
+
+}  // namespace troupe

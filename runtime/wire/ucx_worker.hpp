@@ -1,0 +1,71 @@
+// UCX's objects for one wire (context, worker, listener) and the sleep of its progress thread.
+//
+// Owned by a wire's engine. The progress thread alone makes and calls it (UCX runs in its
+// single-threaded mode), and it is destroyed once that thread has ended; only `wake` may be called from
+// other threads.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "runtime/wire/socket_address.hpp"
+#include "runtime/wire/ucx_status.hpp"
+
+namespace troupe {
+
+class ucx_worker {
+ public:
+  // `transports` is UCX's list ("posix,cma,tcp"); empty leaves UCX_TLS in force.
+  // Fails: unsupported (no such transport or device), internal.
+  static result<std::unique_ptr<ucx_worker>> make(const std::string& transports);
+
+  // Requires: no request of this worker is unfinished (UCX would abort the process).
+  ~ucx_worker();
+  ucx_worker(const ucx_worker&) = delete;
+  ucx_worker& operator=(const ucx_worker&) = delete;
+
+  // Accepts connections at `address`; `on_request(request, argument)` is called from `progress`.
+  // Fails: unavailable (the address is taken), invalid_argument.
+  result<void> listen(const socket_address& address, ucp_listener_conn_callback_t on_request, void* argument);
+  void stop_listening();
+  std::string listen_address() const;  // empty before `listen`
+  ucp_listener_h listener() const { return listener_; }
+
+  result<void> on_message(unsigned id, ucp_am_recv_callback_t handler, void* argument);
+
+  ucp_worker_h handle() const { return worker_; }
+
+  // True when something happened.
+  bool progress() { return ucp_worker_progress(worker_) != 0; }
+
+  // Sleeping, in three steps: announce it, look once more for work that other threads left, then wait
+  // or give up. A `wake` after the announcement ends the wait.
+  void announce_sleep() { sleeping_.store(true); }
+  void wait(int timeout_ms);
+  void cancel_sleep() { sleeping_.store(false); }
+
+  // Any thread. Costs one load unless the progress thread sleeps.
+  void wake();
+
+ private:
+  ucx_worker() = default;
+  result<void> open(const std::string& transports);
+  result<void> open_poll_set();
+
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  ucp_listener_h listener_ = nullptr;
+  int event_fd_ = -1;   // ours
+  int poll_set_ = -1;   // epoll of UCX's descriptor and ours
+  std::atomic<bool> sleeping_{false};
+};
+
+// Marks the process's descriptors that lack it close-on-exec: UCX leaves its own open across exec,
+// and a child that inherits them keeps a dead node's connections alive.
+void close_descriptors_on_exec();
+
+}  // namespace troupe

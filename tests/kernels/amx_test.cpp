@@ -1,0 +1,107 @@
+// The AMX product against its emulation in plain C++ and against profile f32.
+#include <algorithm>
+#include <bit>
+
+#include "kernels/cpu/amx_emulation.hpp"
+#include "kernels/cpu/amx_pack.hpp"
+#include "tests/kernels/fixtures.hpp"
+
+using namespace troupe::testing;
+
+namespace {
+
+packed_matrix packed_for_tiles(const test_weight& w) { return pack_amx(weight_reader(w.view(), false)); }
+
+}  // namespace
+
+TEST_CASE("the tiles' products equal the emulation's in every bit") {
+  if (!cpu_features::detect().amx_bf16) {
+    MESSAGE("skipped: this CPU has no AMX");
+    return;
+  }
+  const auto math = compute::make(profile::amx_bf16);
+  for (const weight_dtype dtype : {weight_dtype::f32, weight_dtype::bf16, weight_dtype::fp8_e4m3})
+    for (const auto& [n, k] : {std::pair{16, 32}, {18, 24}, {130, 40}, {48, 128}, {33, 300}, {70, 513}})
+      for (const int m : {1, 16, 19, 33}) {
+        CAPTURE(n);
+        CAPTURE(k);
+        CAPTURE(m);
+        const test_weight w = make_weight("tiles.W", dtype, n, k);
+        const packed_matrix packed = packed_for_tiles(w);
+        const auto x = values("tiles.x", static_cast<size_t>(m * k), 3);
+        CHECK(same_bits(product(*math, packed, x, m), emulated(packed, x, m)));
+      }
+}
+
+TEST_CASE("the emulation knows how tiles treat denormals, infinities and cancellation") {
+  if (!cpu_features::detect().amx_bf16) {
+    MESSAGE("skipped: this CPU has no AMX");
+    return;
+  }
+  const auto math = compute::make(profile::amx_bf16);
+  const int n = 64, k = 96, m = 32;
+  // Exponents from the whole range of BF16, so that products underflow, cancel and overflow to infinity and NaN.
+  for (const int shift : {0, 16, 44, 64, 100, 170, 215}) {
+    test_weight w{weight_dtype::bf16, n, k, std::vector<std::byte>(static_cast<size_t>(n * k * 2)), {}, {}};
+    std::vector<float> x(static_cast<size_t>(m * k));
+    const auto any = [&](const char* name, size_t i, int spread) {
+      const auto bits = static_cast<uint32_t>(t0_mix(fnv1a(name) + i) >> 32);
+      const uint32_t exponent = (bits >> 8) % static_cast<uint32_t>(spread) + static_cast<uint32_t>(shift);
+      return static_cast<uint16_t>((bits & 0x807fU) | std::min(exponent, 254U) << 7);
+    };
+    for (size_t i = 0; i < w.data.size() / 2; ++i) {
+      const uint16_t value = any("odd.W", i, 40);
+      std::memcpy(w.data.data() + 2 * i, &value, 2);
+    }
+    for (size_t i = 0; i < x.size(); ++i) x[i] = bf16_widen(any("odd.x", i, 40));
+    const packed_matrix packed = packed_for_tiles(w);
+    const auto tiles = product(*math, packed, x, m), plain = emulated(packed, x, m);
+    CAPTURE(shift);
+    // Which NaN it is does not belong to the contract.
+    for (size_t i = 0; i < tiles.size(); ++i)
+      REQUIRE((std::bit_cast<uint32_t>(tiles[i]) == std::bit_cast<uint32_t>(plain[i]) ||
+               (std::isnan(tiles[i]) && std::isnan(plain[i]))));
+  }
+}
+
+TEST_CASE("the emulation alone is right within BF16 rounding on any machine") {
+  const int n = 40, k = 200, m = 3;
+  for (const weight_dtype dtype : {weight_dtype::bf16, weight_dtype::fp8_e4m3}) {
+    const test_weight w = make_weight("emulation.W", dtype, n, k);
+    const auto x = values("emulation.x", static_cast<size_t>(m * k));
+    const auto y = emulated(packed_for_tiles(w), x, m);
+    for (int i = 0; i < m; ++i)
+      for (int j = 0; j < n; ++j) {
+        double sum = 0, size = 0;
+        for (int at = 0; at < k; ++at) {
+          const double term = static_cast<double>(x[static_cast<size_t>(i * k + at)]) *
+                              static_cast<double>(w.real[static_cast<size_t>(j * k + at)]);
+          sum += term;
+          size += std::abs(term);
+        }
+        CHECK(std::abs(static_cast<double>(y[static_cast<size_t>(i * n + j)]) - sum) <= 4e-3 * size);
+      }
+  }
+}
+
+TEST_CASE("profile amx_bf16 multiplies f32 weights exactly as profile f32 does") {
+  if (!cpu_features::detect().amx_bf16) {
+    MESSAGE("skipped: this CPU has no AMX");
+    return;
+  }
+  const auto amx = compute::make(profile::amx_bf16);
+  const auto f32 = compute::make(profile::f32);
+  const test_weight w = make_weight("router.W", weight_dtype::bf16, 70, 100);
+  const auto x = values("router.x", 500);
+  CHECK(same_bits(product(*amx, amx->pack(w.view(), weight_format::f32), x, 5),
+                  product(*f32, f32->pack(w.view(), weight_format::f32), x, 5)));
+}
+
+TEST_CASE("a NaN code of an FP8 weight gives NaN in every profile") {
+  for (const auto& math : all_profiles()) {
+    test_weight w = make_weight("nan.W", weight_dtype::fp8_e4m3, 20, 40);
+    w.data[3 * 40 + 7] = std::byte{0xff};
+    const auto y = product(*math, math->pack(w.view(), math->preferred_format()), values("nan.x", 40), 1);
+    for (size_t j = 0; j < y.size(); ++j) CHECK(std::isnan(y[j]) == (j == 3));
+  }
+}

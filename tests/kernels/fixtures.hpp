@@ -1,0 +1,146 @@
+// What the kernel tests share: the profiles this CPU can run, deterministic data, hashes of bits.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/compute.hpp"
+#include "kernels/cpu/amx_emulation.hpp"
+#include "kernels/cpu/amx_pack.hpp"
+#include "tests/t0.hpp"
+
+namespace troupe::testing {
+
+using namespace troupe::kernels;
+
+// Every implementation of profile f32 that this CPU can run, the plain one first.
+inline std::vector<std::unique_ptr<compute>> f32_implementations() {
+  std::vector<std::unique_ptr<compute>> all;
+  all.push_back(compute::make_f32(isa::scalar));
+  if (cpu_features::detect().avx2) {
+    all.push_back(compute::make_f32(isa::avx2));
+  } else {
+    MESSAGE("skipped: this CPU has no AVX2");
+  }
+  if (cpu_features::detect().avx512) {
+    all.push_back(compute::make_f32(isa::avx512));
+  } else {
+    MESSAGE("skipped: this CPU has no AVX-512");
+  }
+  return all;
+}
+
+// The fastest code of each profile that this CPU can run.
+inline std::vector<std::unique_ptr<compute>> all_profiles() {
+  std::vector<std::unique_ptr<compute>> all;
+  all.push_back(compute::make(profile::f32));
+  if (cpu_features::detect().amx_bf16) {
+    all.push_back(compute::make(profile::amx_bf16));
+  } else {
+    MESSAGE("skipped: this CPU has no AMX");
+  }
+  return all;
+}
+
+// Values in about [-spread, spread) with full FP32 mantissas.
+inline std::vector<float> values(std::string_view name, size_t count, float spread = 1) {
+  std::vector<float> out(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto bits = static_cast<int64_t>(t0_mix(fnv1a(name) + i) >> 40);  // 24 bits
+    out[i] = static_cast<float>(bits - (int64_t{1} << 23)) * (spread * 0x1p-23F);
+  }
+  return out;
+}
+
+inline std::vector<uint16_t> bf16_values(std::string_view name, size_t count, float spread = 1) {
+  const std::vector<float> wide = values(name, count, spread);
+  std::vector<uint16_t> out(count);
+  bf16_round_row(wide.data(), out.data(), static_cast<int>(count));
+  return out;
+}
+
+// A weight in memory together with what it means in FP32.
+struct test_weight {
+  weight_dtype dtype;
+  int n, k;
+  std::vector<std::byte> data;
+  std::vector<float> scales;
+  std::vector<float> real;  // [n, k], the exact FP32 value of profile f32
+
+  weight_view view() const { return {dtype, data.data(), scales.empty() ? nullptr : scales.data(), n, k}; }
+};
+
+inline test_weight make_weight(std::string_view name, weight_dtype dtype, int n, int k) {
+  test_weight w{dtype, n, k, {}, {}, {}};
+  const size_t count = static_cast<size_t>(n) * static_cast<size_t>(k);
+  const auto keep = [&](const auto& elements) {
+    w.data.resize(elements.size() * sizeof(elements[0]));
+    std::memcpy(w.data.data(), elements.data(), w.data.size());
+  };
+  if (dtype == weight_dtype::f32) {
+    w.real = values(name, count);
+    keep(w.real);
+  } else if (dtype == weight_dtype::bf16) {
+    const auto narrow = bf16_values(name, count);
+    w.real.resize(count);
+    bf16_widen_row(narrow.data(), w.real.data(), static_cast<int>(count));
+    keep(narrow);
+  } else {
+    std::vector<uint8_t> codes(count);
+    const int row_blocks = (n + 127) / 128, column_blocks = (k + 127) / 128;
+    w.scales = values(std::string(name) + ".scales", static_cast<size_t>(row_blocks * column_blocks), 0.01F);
+    w.real.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      codes[i] = static_cast<uint8_t>(t0_k(name, i));
+      if ((codes[i] & 0x7f) == 0x7f) codes[i] ^= 1;  // no NaN
+      const size_t row = i / static_cast<size_t>(k), column = i % static_cast<size_t>(k);
+      const size_t block = row / 128 * static_cast<size_t>(column_blocks) + column / 128;
+      w.real[i] = e4m3_decode(codes[i]) * w.scales[block];
+    }
+    keep(codes);
+  }
+  return w;
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// FNV-1a over the bytes of some numbers; chain by passing the last hash.
+template <class Number>
+uint64_t hash_bits(const std::vector<Number>& numbers, uint64_t hash = 0xcbf29ce484222325) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(numbers.data());
+  for (size_t i = 0; i < numbers.size() * sizeof(Number); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3;
+  return hash;
+}
+
+// y = x W^T by one call over all columns.
+inline std::vector<float> product(const compute& math, const packed_matrix& w, const std::vector<float>& x, int m) {
+  scratch memory;
+  std::vector<float> y(static_cast<size_t>(m) * static_cast<size_t>(w.n()), -1);
+  math.matmul(w, x.data(), w.k(), y.data(), w.n(), m, 0, w.n(), memory);
+  return y;
+}
+
+// The same by the emulation of the tiles; runs on any machine.
+inline std::vector<float> emulated(const packed_matrix& packed, const std::vector<float>& x, int m) {
+  std::vector<float> y(static_cast<size_t>(m) * static_cast<size_t>(packed.n()));
+  amx_product call = amx_product_of(packed);
+  call.x = x.data();
+  call.ldx = packed.k();
+  call.y = y.data();
+  call.ldy = packed.n();
+  call.m = m;
+  call.n_begin = 0;
+  call.n_end = packed.n();
+  amx_emulate(call);
+  return y;
+}
+
+}  // namespace troupe::testing
