@@ -204,11 +204,13 @@ void coordinator_state::publish() {
   view.api_server = environment_.api_server;
   view.prefill_balancer = environment_.prefill_balancer;
   view.decode_balancer = environment_.decode_balancer;
-  // Each node binds the handles to its own links; the head does so for the actors beside it.
+  // The head binds shard handles to its links; each node does so for the front actors' handles.
   auto local = std::make_shared<cluster_view>(view);
   for (auto& member : local->members)
     for (auto& shard : member.shards) shard = environment_.bind(member.node, shard);
   for (const auto& front : {view.api_server, view.prefill_balancer, view.decode_balancer}) tell(front, view_ptr(local));
+  // Nodes talk to each other over the wire only; they get no handles to each other's actors.
+  for (auto& member : view.members) member.shards.clear();
   for (const auto& place : slots_)
     if (place.state == phase::live) tell(place.handle, view);
   show();

@@ -130,7 +130,6 @@ void node_state::on_view(const cluster_view& view) {
     *front = seams.bind(head_node, *front);
   for (auto& member : bound->members) {
     if (member.node == node_) continue;
-    for (auto& shard : member.shards) shard = seams.bind(member.node, shard);
     auto& known = peers_[member.node];
     if (known == member.incarnation) continue;
     if (known != incarnation_id{}) seams.disconnect(member.node);

@@ -24,7 +24,6 @@ struct loaded_weights {
   std::shared_ptr<const model_config> config;
   std::shared_ptr<const shard_weights> shard;
   std::vector<hosted_expert> experts;
-  std::shared_ptr<const void> files;  // keeps the mapped checkpoint alive
 };
 
 class node_seams {

@@ -69,10 +69,7 @@ class http_connection final : public connection {
       error_code ignored;
       stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
       stream_.socket().set_option(asio::socket_base::keep_alive(true), ignored);
-      if (!overloaded) {
-        await_request();
-        return;
-      }
+      if (!overloaded) return await_request();
       keep_alive_ = false;
       respond(to_reply(
           to_api_error({errc::unavailable, "This server has as many connections as it may; try again later."})));
@@ -99,19 +96,13 @@ class http_connection final : public connection {
   // --- reading a request
 
   void await_request() {
-    if (buffer_.size() > 0) {
-      read_header();
-      return;
-    }
+    if (buffer_.size() > 0) return read_header();
     stream_.expires_after(server_.options.idle_timeout);
     stream_.async_read_some(buffer_.prepare(read_bytes), bound(&http_connection::on_first_bytes));
   }
 
   void on_first_bytes(error_code problem, size_t bytes) {
-    if (problem) {
-      cut();
-      return;
-    }
+    if (problem) return cut();
     buffer_.commit(bytes);
     read_header();
   }
@@ -125,20 +116,15 @@ class http_connection final : public connection {
   }
 
   void on_header(error_code problem, size_t) {
-    if (problem || !beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
-      on_continued(problem, 0);
-      return;
-    }
+    if (problem || !beast::iequals(parser_->get()[beast::http::field::expect], "100-continue"))
+      return on_continued(problem, 0);
     // curl waits a second for this before it sends a long body.
     static constexpr std::string_view go_on = "HTTP/1.1 100 Continue\r\n\r\n";
     asio::async_write(stream_, asio::buffer(go_on), bound(&http_connection::on_continued));
   }
 
   void on_continued(error_code problem, size_t) {
-    if (problem) {
-      on_request(problem, 0);
-      return;
-    }
+    if (problem) return on_request(problem, 0);
     beast::http::async_read(stream_, buffer_, *parser_, bound(&http_connection::on_request));
   }
 
@@ -213,19 +199,13 @@ class http_connection final : public connection {
     for (auto& event : inbox_->take(overflowed)) {
       exchange_->on_event(std::move(event), output);
     }
-    if (overflowed) {
-      cut();
-      return;
-    }
+    if (overflowed) return cut();
     if (output.cancel) {
       give_up();
     } else if (output.done) {
       end_generation();
     }
-    if (output.whole) {
-      respond(*output.whole);
-      return;
-    }
+    if (output.whole) return respond(*output.whole);
     std::string bytes = output.begin_stream ? stream_head(chunked_, keep_alive_) : std::string();
     if (!output.events.empty()) {
       bytes += chunked_ ? chunk(output.events) : output.events;
@@ -322,14 +302,8 @@ class http_connection final : public connection {
   }
 
   void on_written(error_code problem, size_t written) {
-    if (problem) {
-      cut();
-      return;
-    }
-    if (written < in_flight_.size()) {
-      write_from(written);
-      return;
-    }
+    if (problem) return cut();
+    if (written < in_flight_.size()) return write_from(written);
     output_size_ -= in_flight_.size();
     writing_ = false;
     write_next();

@@ -5,6 +5,10 @@
 
 #include "kernels/cpu/amx_layout.hpp"
 
+// So that the header also compiles where the command line does not enable these, as every header must.
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")
+
 namespace troupe::kernels {
 namespace {
 
@@ -90,3 +94,5 @@ inline void decode_tiles(const uint8_t* codes, uint16_t* out, int count, int str
 
 }  // namespace
 }  // namespace troupe::kernels
+
+#pragma GCC pop_options

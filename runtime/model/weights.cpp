@@ -231,6 +231,7 @@ result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint
                                                                 const kernels::compute& math,
                                                                 const parallel_runner& run) {
   auto weights = std::make_shared<shard_weights>();
+  weights->files = files.keep_alive();
   const int layers = config.num_hidden_layers;
   weights->layers.resize(static_cast<size_t>(layers));
   std::vector<std::optional<error>> failures(static_cast<size_t>(layers) + 1);

@@ -49,6 +49,7 @@ struct layer_weights {
 };
 
 struct shard_weights {
+  std::shared_ptr<const void> files;  // keeps the mapped checkpoint alive
   tensor_view embedding;              // [vocab, hidden], in the mapped file
   std::vector<layer_weights> layers;
   std::vector<float> final_norm;      // [hidden]

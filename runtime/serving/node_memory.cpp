@@ -18,7 +18,8 @@ node_memory size_node_memory(const serving_settings& settings, const model_confi
   node_memory memory;
   memory.dispatch_bytes = slack * steps_per_node * copies * one_dispatch + smallest;
   memory.combine_bytes = slack * steps * one_combine + smallest;
-  memory.receive_bytes = slack * (steps * one_dispatch + steps_per_node * one_combine) + smallest;
+  memory.received_dispatch_bytes = slack * steps * one_dispatch + smallest;
+  memory.received_combine_bytes = slack * steps_per_node * one_combine + smallest;
   return memory;
 }
 

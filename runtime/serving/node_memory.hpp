@@ -15,7 +15,8 @@ namespace troupe {
 struct node_memory {
   uint64_t dispatch_bytes = 0;  // built by this node's shards
   uint64_t combine_bytes = 0;   // built by this node's expert host
-  uint64_t receive_bytes = 0;   // arriving dispatches and combines
+  uint64_t received_dispatch_bytes = 0;
+  uint64_t received_combine_bytes = 0;
 };
 
 // Pure. Buffers come in powers of two and a dispatch may be sent twice, hence the factor of four.

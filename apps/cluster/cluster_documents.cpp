@@ -1,0 +1,154 @@
+#include "apps/cluster/cluster_documents.hpp"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace troupe {
+
+namespace {
+
+nlohmann::json counters_json(const node_counters& counters) {
+  return {{"steps", counters.steps},
+          {"tokens", counters.tokens},
+          {"sequences", counters.sequences},
+          {"kv_blocks", counters.kv_blocks},
+          {"kv_blocks_free", counters.kv_blocks_free},
+          {"dispatches_sent", counters.dispatches_sent},
+          {"dispatches_resent", counters.dispatches_resent},
+          {"rows_received", counters.rows_received},
+          {"weight_passes", counters.weight_passes},
+          {"device_busy_s", static_cast<double>(counters.device_busy_ns) * 1e-9},
+          {"wire_bytes_sent", counters.wire_bytes_sent}};
+}
+
+std::string megabytes(uint64_t bytes) {
+  const uint64_t tenths = bytes * 10 / 1'000'000;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MB";
+}
+
+}  // namespace
+
+std::string render_cluster(const board_snapshot& board, const std::string& model_name) {
+  nlohmann::json nodes = nlohmann::json::array();
+  for (const auto& node : board.nodes)
+    nodes.push_back({{"node", node.node},
+                     {"state", node.state},
+                     {"incarnation", node.incarnation},
+                     {"host", node.host},
+                     {"process", node.process},
+                     {"device", node.device},
+                     {"threads", node.threads},
+                     {"shards", node.shards},
+                     {"experts", node.experts},
+                     {"weight_bytes", node.weight_bytes},
+                     {"kv_bytes", node.kv_bytes},
+                     {"counters", counters_json(node.counters)}});
+  const auto& requests = board.requests;
+  return nlohmann::json{{"model", model_name},
+                        {"serving", board.serving},
+                        {"epoch", board.epoch},
+                        {"nodes_lost", board.nodes_lost},
+                        {"profile", kernels::name(board.settings.profile)},
+                        {"dispatch", name(board.settings.dispatch)},
+                        {"combine", name(board.settings.combine)},
+                        {"placement", board.settings.placement},
+                        {"invariance", "on"},
+                        {"nodes", nodes},
+                        {"requests",
+                         {{"accepted", requests.accepted},
+                          {"completed", requests.completed},
+                          {"cancelled", requests.cancelled},
+                          {"failed", requests.failed},
+                          {"resumed", requests.resumed},
+                          {"running", requests.running},
+                          {"prompt_tokens", requests.prompt_tokens},
+                          {"completion_tokens", requests.completion_tokens}}}}
+      .dump(2);
+}
+
+std::string render_metrics(const board_snapshot& board) {
+  prometheus::Registry registry;
+  const auto value = [&](const char* name, const char* help, uint64_t number, bool counts) {
+    if (counts)
+      prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add({}).Increment(
+          static_cast<double>(number));
+    else
+      prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add({}).Set(static_cast<double>(number));
+  };
+  const auto& requests = board.requests;
+  value("troupe_epoch", "Placement epoch that is in force", board.epoch, false);
+  value("troupe_nodes_lost_total", "Nodes declared dead", board.nodes_lost, true);
+  value("troupe_requests_running", "Requests accepted and not finished", requests.running, false);
+  value("troupe_requests_accepted_total", "Requests accepted", requests.accepted, true);
+  value("troupe_requests_completed_total", "Requests completed", requests.completed, true);
+  value("troupe_requests_cancelled_total", "Requests cancelled by their client", requests.cancelled, true);
+  value("troupe_requests_failed_total", "Requests failed with a named cause", requests.failed, true);
+  value("troupe_requests_resumed_total", "Times a request moved to another shard", requests.resumed, true);
+  value("troupe_prompt_tokens_total", "Prompt tokens of accepted requests", requests.prompt_tokens, true);
+  value("troupe_completion_tokens_total", "Tokens committed", requests.completion_tokens, true);
+
+  struct node_metric {
+    const char* name;
+    const char* help;
+    uint64_t node_counters::*field;
+    bool counts;
+  };
+  static constexpr std::array metrics{
+      node_metric{"troupe_node_steps_total", "Micro-batches started", &node_counters::steps, true},
+      node_metric{"troupe_node_tokens_total", "Tokens sampled", &node_counters::tokens, true},
+      node_metric{"troupe_node_sequences", "Sequences held", &node_counters::sequences, false},
+      node_metric{"troupe_node_kv_blocks", "KV blocks", &node_counters::kv_blocks, false},
+      node_metric{"troupe_node_kv_blocks_free", "KV blocks that are free", &node_counters::kv_blocks_free, false},
+      node_metric{"troupe_node_dispatches_sent_total", "Dispatches sent", &node_counters::dispatches_sent, true},
+      node_metric{"troupe_node_dispatches_resent_total", "Dispatches sent again to another replica",
+                  &node_counters::dispatches_resent, true},
+      node_metric{"troupe_node_rows_received_total", "Rows received in dispatches", &node_counters::rows_received, true},
+      node_metric{"troupe_node_weight_passes_total", "Times an expert's weights were read",
+                  &node_counters::weight_passes, true},
+      node_metric{"troupe_node_device_busy_ns_total", "Time the device computed", &node_counters::device_busy_ns, true},
+      node_metric{"troupe_node_wire_bytes_sent_total", "Payload bytes sent", &node_counters::wire_bytes_sent, true}};
+  for (const auto& metric : metrics) {
+    for (const auto& node : board.nodes) {
+      const prometheus::Labels labels{{"node", std::to_string(node.node)}};
+      const auto number = static_cast<double>(node.counters.*metric.field);
+      if (metric.counts)
+        prometheus::BuildCounter().Name(metric.name).Help(metric.help).Register(registry).Add(labels).Increment(number);
+      else
+        prometheus::BuildGauge().Name(metric.name).Help(metric.help).Register(registry).Add(labels).Set(number);
+    }
+  }
+  auto& live = prometheus::BuildGauge().Name("troupe_node_live").Help("Whether the node is live").Register(registry);
+  for (const auto& node : board.nodes)
+    live.Add({{"node", std::to_string(node.node)}}).Set(node.state == "live" ? 1 : 0);
+  return prometheus::TextSerializer().Serialize(registry.Collect());
+}
+
+std::string render_table(const board_snapshot& board) {
+  std::vector<std::vector<std::string>> lines{
+      {"node", "state", "process", "device", "shards", "experts", "weights", "KV cache"}};
+  for (const auto& node : board.nodes)
+    lines.push_back({std::to_string(node.node), node.state, std::to_string(node.process), node.device,
+                     std::to_string(node.shards), std::to_string(node.experts), megabytes(node.weight_bytes),
+                     megabytes(node.kv_bytes)});
+  std::vector<size_t> widths(lines.front().size());
+  for (const auto& line : lines)
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
+  std::string text;
+  for (const auto& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i) {
+      text += line[i];
+      if (i + 1 < line.size()) text += std::string(widths[i] - line[i].size() + 2, ' ');
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace troupe

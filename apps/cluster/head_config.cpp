@@ -1,0 +1,161 @@
+#include "apps/cluster/head_config.hpp"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+
+namespace troupe {
+
+namespace {
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0]++;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+using setter = std::function<void(const YAML::Node&)>;
+
+// One entry for each key; the reader below refuses every other.
+class key_table {
+ public:
+  template <class Value>
+  void add(const std::string& key, Value& target) {
+    setters_[key] = [&target](const YAML::Node& node) { target = node.as<Value>(); };
+  }
+  void add(const std::string& key, setter set) { setters_[key] = std::move(set); }
+
+  result<void> read(const YAML::Node& document) const {
+    if (!document.IsMap()) return error{errc::malformed, "the file must be a list of `key: value` lines"};
+    for (const auto& entry : document) {
+      const auto key = entry.first.as<std::string>();
+      const auto known = setters_.find(key);
+      if (known == setters_.end()) return unknown(key);
+      try {
+        known->second(entry.second);
+      } catch (const YAML::Exception&) {
+        return error{errc::malformed, "the value of `" + key + "` on line " +
+                                          std::to_string(entry.second.Mark().line + 1) + " cannot be read"};
+      } catch (const error& refused) {
+        return refused;
+      }
+    }
+    return {};
+  }
+
+ private:
+  error unknown(const std::string& key) const {
+    const auto nearest = std::min_element(setters_.begin(), setters_.end(), [&](const auto& a, const auto& b) {
+      return edit_distance(key, a.first) < edit_distance(key, b.first);
+    });
+    return {errc::invalid_argument, "there is no setting `" + key + "`; did you mean `" + nearest->first + "`?"};
+  }
+
+  std::map<std::string, setter> setters_;
+};
+
+wire_dtype travelling_dtype(const std::string& key, const std::string& text) {
+  if (text == "f32") return wire_dtype::f32;
+  if (text == "bf16") return wire_dtype::bf16;
+  throw error{errc::invalid_argument, "`" + key + "` is '" + text + "'; it may be auto, f32 or bf16"};
+}
+
+void add_serving_keys(key_table& keys, head_config& config) {
+  auto& settings = config.settings;
+  keys.add("model", settings.model);
+  keys.add("nodes", settings.nodes);
+  keys.add("shards_per_node", settings.shards_per_node);
+  keys.add("threads_per_node", settings.threads_per_node);
+  keys.add("redundant_replicas", settings.redundant_replicas);
+  keys.add("placement", settings.placement);
+  keys.add("micro_batches", settings.micro_batches);
+  keys.add("rows_max", settings.rows_max);
+  keys.add("chunk", settings.chunk);
+  keys.add("kv_blocks", settings.kv_blocks);
+  keys.add("sequences_max", settings.sequences_max);
+  keys.add("dispatch_deadline_ms", settings.dispatch_deadline_ms);
+  keys.add("heartbeat_ms", settings.heartbeat_ms);
+  keys.add("verdict_ms", settings.verdict_ms);
+  keys.add("payload_checksum", settings.payload_checksum);
+  keys.add("profile", [&config](const YAML::Node& node) {
+    const auto text = node.as<std::string>();
+    config.choose_profile = text == "auto";
+    if (config.choose_profile) return;
+    const auto profile = kernels::profile_from_name(text);
+    if (!profile)
+      throw error{errc::invalid_argument, "`profile` is '" + text + "'; it may be auto, f32 or amx_bf16"};
+    config.settings.profile = *profile;
+  });
+  keys.add("dispatch", [&config](const YAML::Node& node) {
+    const auto text = node.as<std::string>();
+    config.default_dispatch = text == "auto";
+    if (text != "auto") config.settings.dispatch = travelling_dtype("dispatch", text);
+  });
+  keys.add("combine", [&config](const YAML::Node& node) {
+    const auto text = node.as<std::string>();
+    config.default_combine = text == "auto";
+    if (text != "auto") config.settings.combine = travelling_dtype("combine", text);
+  });
+}
+
+void add_front_keys(key_table& keys, head_config& config) {
+  keys.add("model_name", config.model_name);
+  keys.add("default_max_tokens", config.default_max_tokens);
+  keys.add("requests_max", config.requests_max);
+  keys.add("spawn_nodes", config.spawn_nodes);
+  keys.add("listen", config.listen);
+  keys.add("join_port", config.join_port);
+  keys.add("http_address", config.http_address);
+  keys.add("http_port", config.http_port);
+  keys.add("api_key_file", config.api_key_file);
+  keys.add("chat_suffix", config.chat.generation_suffix);
+  keys.add("chat_template", [&config](const YAML::Node& node) {
+    const auto text = node.as<std::string>();
+    if (text != "v3" && text != "r1")
+      throw error{errc::invalid_argument, "`chat_template` is '" + text + "'; it may be v3 or r1"};
+    config.chat.style = text == "v3" ? chat_style::v3 : chat_style::r1;
+  });
+}
+
+}  // namespace
+
+result<head_config> load_head_config(const std::filesystem::path& file) {
+  const auto in_file = [&](const error& failure) {
+    return error{failure.code, file.string() + ": " + failure.message};
+  };
+  if (!std::filesystem::is_regular_file(file))
+    return error{errc::not_found, "there is no configuration file " + file.string()};
+  head_config config;
+  key_table keys;
+  add_serving_keys(keys, config);
+  add_front_keys(keys, config);
+  try {
+    if (auto read = keys.read(YAML::LoadFile(file.string())); !read) return in_file(read.failure());
+  } catch (const YAML::Exception& failure) {
+    return in_file({errc::malformed, std::string("this is not YAML: ") + failure.what()});
+  }
+  const auto resolve = [&](std::string& path) {
+    if (!path.empty() && std::filesystem::path(path).is_relative())
+      path = std::filesystem::weakly_canonical(file.parent_path() / path).string();
+  };
+  if (config.settings.model.empty())
+    return in_file({errc::invalid_argument, "`model` is missing; give a model directory"});
+  resolve(config.settings.model);
+  resolve(config.api_key_file);
+  if (config.model_name.empty()) config.model_name = std::filesystem::path(config.settings.model).filename().string();
+  if (auto valid = validate(config.settings); !valid) return in_file(valid.failure());
+  return config;
+}
+
+}  // namespace troupe

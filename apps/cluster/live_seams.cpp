@@ -1,0 +1,143 @@
+#include "apps/cluster/live_seams.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "runtime/wire/local_wire.hpp"
+
+namespace troupe {
+
+namespace {
+
+constexpr uint16_t slots_max = 65;  // the host and up to 64 shards
+
+// A few threads that share out independent items and end with the call.
+parallel_runner run_on_threads(uint32_t threads) {
+  return [threads](int count, const std::function<void(int)>& item) {
+    std::atomic<int> next{0};
+    const auto work = [&] {
+      for (int i = next++; i < count; i = next++) item(i);
+    };
+    std::vector<std::jthread> helpers;
+    for (uint32_t i = 1; i < threads; ++i) helpers.emplace_back(work);
+    work();
+  };
+}
+
+std::shared_ptr<loaded_weights> load_all(const std::string& directory, std::shared_ptr<const model_config> config,
+                                         const std::vector<std::pair<uint32_t, uint32_t>>& experts,
+                                         const kernels::compute& math, uint32_t threads) {
+  auto loaded = std::make_shared<loaded_weights>();
+  loaded->config = config;
+  auto files = checkpoint::open(directory);
+  if (!files) {
+    loaded->outcome = files.failure();
+    return loaded;
+  }
+  const auto run = run_on_threads(threads);
+  auto shard = load_shard_weights(*files, *config, math, run);
+  if (!shard) {
+    loaded->outcome = shard.failure();
+    return loaded;
+  }
+  loaded->shard = *shard;
+  loaded->experts.resize(experts.size());
+  std::vector<std::optional<error>> failures(experts.size());
+  run(static_cast<int>(experts.size()), [&](int i) {
+    const auto [layer, expert] = experts[static_cast<size_t>(i)];
+    auto weights = load_expert_weights(*files, *config, math, static_cast<int>(layer), static_cast<int>(expert));
+    if (!weights)
+      failures[static_cast<size_t>(i)] = weights.failure();
+    else
+      loaded->experts[static_cast<size_t>(i)] = {layer, expert, *weights};
+  });
+  for (const auto& failure : failures)
+    if (failure) loaded->outcome = *failure;
+  return loaded;
+}
+
+}  // namespace
+
+live_seams::~live_seams() {
+  close();
+  if (loader_.joinable()) loader_.join();
+}
+
+void live_seams::close() {
+  if (device_) device_->stop();
+  if (wire_)
+    for (uint16_t slot = 0; slot < slots_max; ++slot) wire_->detach(slot);
+}
+
+result<std::shared_ptr<const model_config>> live_seams::read_config(const serving_settings& settings) {
+  auto config = load_model_config(settings.model);
+  if (!config) return config.failure();
+  return std::shared_ptr<const model_config>(std::make_shared<model_config>(*std::move(config)));
+}
+
+result<void> live_seams::open(node_id node, incarnation_id incarnation, const serving_settings& settings,
+                              const model_config& config) {
+  const auto memory = size_node_memory(settings, config);
+  dispatch_pool_ = std::make_shared<buffer_pool>(memory.dispatch_bytes);
+  combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
+  device_ = std::make_shared<cpu_device>(kernels::compute::make(settings.profile),
+                                         static_cast<int>(settings.threads_per_node));
+  if (settings.nodes == 1) {
+    wire_ = std::make_shared<local_wire>(std::make_shared<local_switch>(), node.value, incarnation.value);
+    return {};
+  }
+  received_dispatches_ = std::make_shared<buffer_pool>(memory.received_dispatch_bytes);
+  received_combines_ = std::make_shared<buffer_pool>(memory.received_combine_bytes);
+  received_bulk_ = std::make_shared<buffer_pool>(uint64_t{64} << 20U);
+  ucx_wire_options options;
+  options.node = node.value;
+  options.incarnation = incarnation.value;
+  options.listen = options_.wire_host + ":0";
+  options.payload_checksum = settings.payload_checksum;
+  buffer_pool* pools[] = {received_dispatches_.get(), received_combines_.get(), received_bulk_.get()};
+  for (size_t i = 0; i < options.classes.size(); ++i) {
+    options.classes[i].receive_pool = pools[i];
+    options.classes[i].receive_bytes_max = pools[i]->bytes_max();
+    options.classes[i].bytes_in_flight_max =
+        std::max<uint64_t>(options.classes[i].bytes_in_flight_max, memory.combine_bytes);
+  }
+  options.on_peer = [](const peer_event& event) {
+    spdlog::debug("wire: node {} incarnation {} is {} {}", event.node, event.incarnation, event.up ? "up" : "down",
+                  event.reason);
+  };
+  auto made = ucx_wire::make(std::move(options));
+  if (!made) return made.failure();
+  ucx_ = made->get();
+  wire_ = *std::move(made);
+  return {};
+}
+
+void live_seams::load(const serving_settings& settings, std::shared_ptr<const model_config> config,
+                      std::vector<std::pair<uint32_t, uint32_t>> experts,
+                      std::function<void(std::shared_ptr<loaded_weights>)> done) {
+  loader_ = std::thread([directory = settings.model, threads = settings.threads_per_node, config = std::move(config),
+                         experts = std::move(experts), done = std::move(done), device = device_] {
+    kernels::prepare_thread();
+    done(load_all(directory, config, experts, device->math(), threads));
+  });
+}
+
+std::string live_seams::wire_address() const { return ucx_ != nullptr ? ucx_->listen_address() : "local"; }
+
+void live_seams::connect(const cluster_member& peer) {
+  if (ucx_ == nullptr) return;
+  const auto started = ucx_->connect(peer.node.value, peer.incarnation.value, peer.wire_address);
+  if (!started) spdlog::error("node {} cannot be connected: {}", peer.node.value, started.failure().message);
+}
+
+void live_seams::disconnect(node_id peer) {
+  if (ucx_ != nullptr) ucx_->disconnect(peer.value);
+}
+
+void live_seams::ended(const error& reason, bool retired) {
+  if (options_.on_ended) options_.on_ended(reason, retired);
+}
+
+}  // namespace troupe

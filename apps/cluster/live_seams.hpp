@@ -1,0 +1,57 @@
+// A node's seams in the real world: worker threads, UCX, and a loader thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "actors/node_seams.hpp"
+#include "runtime/device/cpu_device.hpp"
+#include "runtime/wire/ucx_wire.hpp"
+
+namespace troupe {
+
+struct live_seams_options {
+  std::string wire_host = "127.0.0.1";  // address that peers reach this node's wire at
+  std::function<void(const error& reason, bool retired)> on_ended;
+};
+
+class live_seams final : public node_seams {
+ public:
+  explicit live_seams(live_seams_options options) : options_(std::move(options)) {}
+  ~live_seams() override;
+
+  // Stops the device and detaches the actors; no completion or delivery follows. Then the actors may end.
+  void close();
+
+  result<void> open(node_id node, incarnation_id incarnation, const serving_settings& settings,
+                    const model_config& config) override;
+  result<std::shared_ptr<const model_config>> read_config(const serving_settings& settings) override;
+  void load(const serving_settings& settings, std::shared_ptr<const model_config> config,
+            std::vector<std::pair<uint32_t, uint32_t>> experts,
+            std::function<void(std::shared_ptr<loaded_weights>)> done) override;
+  std::shared_ptr<device> compute() override { return device_; }
+  std::shared_ptr<wire> data_plane() override { return wire_; }
+  std::shared_ptr<buffer_pool> dispatch_pool() override { return dispatch_pool_; }
+  std::shared_ptr<buffer_pool> combine_pool() override { return combine_pool_; }
+  std::string wire_address() const override;
+  void connect(const cluster_member& peer) override;
+  void disconnect(node_id peer) override;
+  caf::strong_actor_ptr bind(node_id, const caf::strong_actor_ptr& handle) override { return handle; }
+  void ended(const error& reason, bool retired) override;
+
+ private:
+  live_seams_options options_;
+  // Pools outlive the wire, and the wire every message: declared first, destroyed last.
+  std::shared_ptr<buffer_pool> dispatch_pool_;
+  std::shared_ptr<buffer_pool> combine_pool_;
+  std::shared_ptr<buffer_pool> received_dispatches_;
+  std::shared_ptr<buffer_pool> received_combines_;
+  std::shared_ptr<buffer_pool> received_bulk_;
+  std::shared_ptr<device> device_;
+  std::shared_ptr<wire> wire_;
+  ucx_wire* ucx_ = nullptr;  // wire_ when it is one
+  std::thread loader_;
+};
+
+}  // namespace troupe
