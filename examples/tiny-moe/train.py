@@ -1080,7 +1080,7 @@ def main():
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=2.5e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--quantise-from", type=float, default=0.8,
                         help="share of training after which weights are rounded to FP8")
     parser.add_argument("--compile", action="store_true", help="faster; needs a C++ compiler")

@@ -9,7 +9,7 @@ bool modelled_network::carry(const modelled_wire& from, const endpoint& to, micr
   if (at == wires_.end() || at->second->incarnation() != to.incarnation) return false;
   const int process = at->second->process();
   if (time_.dead(from.process()) || time_.dead(process)) return false;
-  ++(message.header.kind == message_kind::dispatch ? dispatches_ : combines_);
+  if (observer_) observer_(message.header, to);
   auto arrival = time_.now();
   if (from.node() != to.node) {
     auto& busy = busy_until_[{from.node(), to.node}];

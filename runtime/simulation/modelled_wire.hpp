@@ -4,6 +4,7 @@
 // from a real peer. Messages to or from a dead node, or to an incarnation that is gone, are dropped.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 
@@ -33,8 +34,10 @@ class modelled_network {
   // Takes the message to its destination; returns false when there is none.
   bool carry(const modelled_wire& from, const endpoint& to, micro_batch message);
 
-  uint64_t dispatches() const { return dispatches_; }
-  uint64_t combines() const { return combines_; }
+  // Called for every message that a link takes.
+  void observe(std::function<void(const micro_batch_header&, const endpoint&)> observer) {
+    observer_ = std::move(observer);
+  }
 
  private:
   void arrive(const endpoint& to, micro_batch message);
@@ -43,8 +46,7 @@ class modelled_network {
   link_model model_;
   std::map<uint16_t, modelled_wire*> wires_;
   std::map<std::pair<uint16_t, uint16_t>, virtual_clock::time_point> busy_until_;
-  uint64_t dispatches_ = 0;
-  uint64_t combines_ = 0;
+  std::function<void(const micro_batch_header&, const endpoint&)> observer_;
 };
 
 class modelled_wire final : public wire {

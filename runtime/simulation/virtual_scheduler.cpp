@@ -25,7 +25,9 @@ bool virtual_scheduler::run_one() {
   const int node = node_of(jobs[0]);
   const auto before = system().latest_actor_id();
   ++runs_;
+  if (observer_) observer_(true);
   run_once();
+  if (observer_) observer_(false);
   if (node >= 0) claim(node, before);
   return true;
 }

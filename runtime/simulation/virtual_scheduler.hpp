@@ -47,6 +47,8 @@ class virtual_scheduler : public caf::scheduler::test_coordinator {
   bool run_until(const std::function<bool()>& done, std::chrono::nanoseconds limit);
 
   uint64_t messages_run() const { return runs_; }
+  // Called with true before an actor runs and with false after it.
+  void observe_runs(std::function<void(bool)> observer) { observer_ = std::move(observer); }
 
  protected:
   void stop() override;
@@ -61,6 +63,7 @@ class virtual_scheduler : public caf::scheduler::test_coordinator {
   std::mt19937_64 draws_{1};
   std::unordered_map<caf::actor_id, int> nodes_;
   std::vector<size_t> runnable_;
+  std::function<void(bool)> observer_;
   uint64_t runs_ = 0;
 };
 

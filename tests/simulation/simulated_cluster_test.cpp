@@ -1,52 +1,108 @@
 #include <doctest/doctest.h>
 
-#include "apps/cluster/simulated_cluster.hpp"
-#include "tests/small_model.hpp"
+#include "tests/simulation/simulation_fixtures.hpp"
 
-#include <spdlog/spdlog.h>
+namespace troupe::testing {
 
-namespace troupe {
-namespace {
-
-std::shared_ptr<simulated_model> t1_model() {
-  static const std::shared_ptr<simulated_model> model = [] {
-    testing::temporary_directory directory;
-    testing::write_t1_model(directory.path());
-    return *simulated_model::load(directory.path(), kernels::compute::make(kernels::profile::f32));
-  }();
-  return model;
-}
-
-simulation_options options_for(uint32_t nodes) {
-  simulation_options options;
-  options.settings.nodes = nodes;
-  options.settings.kv_blocks = 64;
-  options.settings.rows_max = 64;
-  options.settings.chunk = 16;
-  return options;
-}
-
-generation_request t1_request() {
-  generation_request request;
-  request.prompt_ids = {3, 17, 42, 5, 60, 8, 29, 11};
-  request.max_tokens = 8;
-  request.temperature = 0;
-  return request;
-}
-
-}  // namespace
+using std::chrono::milliseconds;
+using std::chrono::seconds;
 
 TEST_CASE("a simulated cluster continues T1 as the published code does") {
-  spdlog::set_level(spdlog::level::warn);
   for (const uint32_t nodes : {1U, 2U, 4U}) {
     CAPTURE(nodes);
-    simulated_cluster cluster(t1_model(), options_for(nodes));
+    simulated_cluster cluster(t1_model(), t1_options(nodes));
     REQUIRE(cluster.start());
-    const auto& stream = cluster.submit(t1_request());
-    REQUIRE(cluster.run_until([&] { return stream.ended; }, std::chrono::seconds(10)));
+    generation_request request;
+    request.prompt_ids = {3, 17, 42, 5, 60, 8, 29, 11};
+    request.max_tokens = 8;
+    request.temperature = 0;
+    const auto& stream = cluster.submit(request);
+    REQUIRE(cluster.run_until([&] { return stream.ended; }, seconds(10)));
     CHECK(!stream.failure);
     CHECK(stream.tokens == std::vector<int32_t>{36, 25, 59, 42, 51, 59, 55, 63});
   }
 }
 
-}  // namespace troupe
+TEST_CASE("tokens and log-probabilities do not depend on nodes, strangers, chunks, micro-batches or shards") {
+  struct variant {
+    uint32_t nodes, chunk, micro_batches, shards, requests;
+  };
+  const variant variants[] = {{1, 512, 1, 1, 1}, {1, 1, 2, 1, 33},  {2, 16, 1, 1, 33}, {4, 1, 1, 1, 8},
+                              {4, 16, 2, 1, 33}, {4, 512, 2, 2, 33}, {2, 16, 4, 2, 12}, {7, 16, 2, 1, 20}};
+  for (const auto& v : variants) {
+    CAPTURE(v.nodes);
+    CAPTURE(v.chunk);
+    CAPTURE(v.micro_batches);
+    CAPTURE(v.shards);
+    auto options = t1_options(v.nodes);
+    options.settings.chunk = v.chunk;
+    options.settings.micro_batches = v.micro_batches;
+    options.settings.shards_per_node = v.shards;
+    options.settings.rows_max = 512;
+    simulated_cluster cluster(t1_model(), options);
+    REQUIRE(cluster.start());
+    for (uint32_t i = 0; i < v.requests; ++i) cluster.submit(mixed_request(i));
+    REQUIRE(cluster.run_until([&] { return cluster.all_ended(); }, seconds(60)));
+    for (uint32_t i = 0; i < v.requests; ++i) {
+      CAPTURE(i);
+      CHECK(result_of(*cluster.streams()[i]) == alone(i));
+    }
+  }
+}
+
+TEST_CASE("the same seed gives the same history, and another seed the same tokens") {
+  const auto history = [](uint64_t seed) {
+    auto options = t1_options(4);
+    options.seed = seed;
+    simulated_cluster cluster(t1_model(), options);
+    cluster.start();
+    for (uint32_t i = 0; i < 8; ++i) cluster.submit(mixed_request(i));
+    cluster.run_until([&] { return cluster.all_ended(); }, seconds(60));
+    std::vector<stream_result> streams;
+    for (const auto& stream : cluster.streams()) streams.push_back(result_of(*stream));
+    return std::tuple(cluster.scheduler().messages_run(), cluster.scheduler().time().now(), streams);
+  };
+  const auto first = history(3);
+  CHECK(history(3) == first);
+  CHECK(std::get<2>(history(4)) == std::get<2>(first));
+}
+
+TEST_CASE("a cancelled request ends, and its KV blocks are free again") {
+  simulated_cluster cluster(t1_model(), t1_options(2));
+  REQUIRE(cluster.start());
+  const auto& stream = cluster.submit(mixed_request(4, 200));
+  REQUIRE(cluster.run_until([&] { return stream.tokens.size() >= 5; }, seconds(10)));
+  cluster.cancel(0);
+  REQUIRE(cluster.run_until([&] { return stream.ended; }, seconds(1)));
+  CHECK(stream.reason == finish_reason::cancelled);
+  cluster.run_for(milliseconds(500));
+  for (const auto& node : cluster.board().nodes) {
+    CHECK(node.counters.sequences == 0);
+    CHECK(node.counters.kv_blocks_free == node.counters.kv_blocks);
+  }
+}
+
+TEST_CASE("requests beyond the KV cache wait in order and complete") {
+  auto options = t1_options(1);
+  options.settings.kv_blocks = 8;
+  simulated_cluster cluster(t1_model(), options);
+  REQUIRE(cluster.start());
+  for (uint32_t i = 0; i < 24; ++i) cluster.submit(mixed_request(i));
+  REQUIRE(cluster.run_until([&] { return cluster.all_ended(); }, seconds(60)));
+  for (uint32_t i = 0; i < 24; ++i) CHECK(result_of(*cluster.streams()[i]) == alone(i));
+}
+
+TEST_CASE("a request that can never fit is refused with a sentence") {
+  auto options = t1_options(1);
+  options.settings.kv_blocks = 2;
+  simulated_cluster cluster(t1_model(), options);
+  REQUIRE(cluster.start());
+  generation_request request = mixed_request(1, 4000);
+  const auto& stream = cluster.submit(request);
+  REQUIRE(cluster.run_until([&] { return stream.ended; }, seconds(1)));
+  REQUIRE(stream.failure);
+  CHECK(stream.failure->code == errc::invalid_argument);
+  CHECK(stream.failure->message.find("positions") != std::string::npos);
+}
+
+}  // namespace troupe::testing

@@ -1,0 +1,143 @@
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <caf/io/all.hpp>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "apps/cluster/head.hpp"
+#include "apps/commands.hpp"
+
+namespace troupe {
+
+namespace {
+
+struct node_options {
+  std::string join;
+  int node = -1;
+  std::string wire_host = "127.0.0.1";
+  int patience_s = 10;
+};
+
+struct join_address {
+  std::string host;
+  uint16_t port = 0;
+};
+
+result<join_address> parse_address(const std::string& text) {
+  const auto colon = text.rfind(':');
+  const error refused{errc::invalid_argument, "--join takes HOST:PORT, as `troupe serve` prints it; got '" + text + "'"};
+  if (colon == std::string::npos || colon == 0) return refused;
+  char* end = nullptr;
+  const long port = std::strtol(text.c_str() + colon + 1, &end, 10);
+  if (*end != '\0' || port < 1 || port > 65535) return refused;
+  return join_address{text.substr(0, colon), static_cast<uint16_t>(port)};
+}
+
+// How a node's life ended.
+struct verdict {
+  error reason;
+  bool retired = false;
+};
+
+class node_process {
+ public:
+  explicit node_process(node_options options) : options_(std::move(options)) {}
+
+  // Serves until the node ends or a signal asks it to; nothing when it was a signal.
+  result<std::optional<verdict>> run() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+    const auto address = parse_address(options_.join);
+    if (!address) return address.failure();
+    const auto config = make_system_config(true);
+    caf::actor_system system(*config);
+    auto coordinator = reach(system, *address);
+    if (!coordinator) return coordinator.failure();
+
+    live_seams_options seams;
+    seams.wire_host = options_.wire_host;
+    seams.on_ended = [this](const error& reason, bool retired) {
+      const std::lock_guard lock(mutex_);
+      verdict_ = verdict{reason, retired};
+    };
+    auto parts = std::make_shared<live_seams>(std::move(seams));
+    node_environment environment = describe_process(options_.node);
+    environment.coordinator = caf::actor_cast<caf::strong_actor_ptr>(*coordinator);
+    environment.seams = parts;
+    auto actor = system.spawn(
+        [](node_actor::stateful_pointer<node_state> self, node_environment given) {
+          return self->state.start(self, std::move(given));
+        },
+        std::move(environment));
+    const auto ended = wait(signals);
+    parts->close();
+    caf::anon_send_exit(actor, caf::exit_reason::kill);
+    return ended;
+  }
+
+ private:
+  result<coordinator_actor> reach(caf::actor_system& system, const join_address& address) {
+    std::string why;
+    for (int tries = 0; tries < options_.patience_s * 10; ++tries) {
+      auto found = system.middleman().remote_actor<coordinator_actor>(address.host, address.port);
+      if (found) return *found;
+      why = system.render(found.error());
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return error{errc::unavailable, "no head answers at " + options_.join + " (" + why +
+                                        "); start `troupe serve` first, or check the address"};
+  }
+
+  std::optional<verdict> wait(const sigset_t& signals) {
+    for (;;) {
+      const timespec period{0, 50'000'000};
+      if (sigtimedwait(&signals, nullptr, &period) > 0) return std::nullopt;
+      const std::lock_guard lock(mutex_);
+      if (verdict_) return verdict_;
+    }
+  }
+
+  node_options options_;
+  std::mutex mutex_;
+  std::optional<verdict> verdict_;
+};
+
+int run_node(const node_options& options, char** arguments) {
+  auto outcome = node_process(options).run();
+  if (!outcome) return report(outcome.failure());
+  if (!*outcome) return 0;
+  const auto& ended = **outcome;
+  if (ended.retired) {
+    spdlog::warn("{}", ended.reason.message);
+    execv("/proc/self/exe", arguments);
+  }
+  report(ended.reason);
+  return ended.reason.code == errc::invalid_argument ? exit_refused : exit_failed;
+}
+
+}  // namespace
+
+void add_node(CLI::App& app, int& exit_code, char** arguments) {
+  auto options = std::make_shared<node_options>();
+  auto* command = app.add_subcommand("node", "Join a cluster as one more process, from this machine or another");
+  command->add_option("--join", options->join, "HOST:PORT of the head, as `troupe serve` prints it")->required();
+  command->add_option("--node", options->node, "Node number to take; default: any that is free")
+      ->check(CLI::Range(0, 255));
+  command->add_option("--wire-host", options->wire_host, "Address of this machine that other nodes reach its wire at")
+      ->capture_default_str();
+  command->add_option("--patience", options->patience_s, "Seconds to wait for the head")->capture_default_str();
+  command->footer(
+      "The model directory must exist at the same path as on the head. The node loads its experts, serves,\n"
+      "and joins again as a new incarnation if the head declared it dead. Wire and control traffic is in\n"
+      "clear text: keep it on a private network.");
+  command->callback([options, arguments, &exit_code] { exit_code = run_node(*options, arguments); });
+}
+
+}  // namespace troupe

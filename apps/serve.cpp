@@ -1,0 +1,213 @@
+#include <signal.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "apps/cluster/child_processes.hpp"
+#include "apps/cluster/cluster_documents.hpp"
+#include "apps/cluster/head.hpp"
+#include "apps/commands.hpp"
+#include "apps/http/server.hpp"
+
+namespace troupe {
+
+namespace {
+
+struct serve_options {
+  std::string config;
+  int port = -1;  // -1: the configuration's
+  std::string port_file;
+  std::string api_key_file;
+  bool no_spawn = false;
+  uint32_t nodes = 0;  // 0: the configuration's
+};
+
+constexpr auto tend_period = std::chrono::milliseconds(50);
+
+// SIGINT and SIGTERM end the program in order; SIGHUP too, since the terminal is gone. Blocked before
+// any thread starts, so that only `wait_for_end` takes them.
+sigset_t ending_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGHUP);
+  return set;
+}
+
+bool ending(const sigset_t& set, std::chrono::milliseconds patience) {
+  const timespec wait{patience.count() / 1000, patience.count() % 1000 * 1'000'000};
+  return sigtimedwait(&set, nullptr, &wait) > 0;
+}
+
+result<std::string> read_key(const std::string& file) {
+  if (file.empty()) return std::string{};
+  std::ifstream stream(file);
+  std::string key;
+  if (!stream || !std::getline(stream, key) || key.empty())
+    return error{errc::not_found, "the API key file " + file + " cannot be read or is empty; its first line is the key"};
+  return key;
+}
+
+std::vector<std::string> node_arguments(const head& front, uint16_t node) {
+  return {"troupe", "--log",  std::string(spdlog::level::to_string_view(spdlog::get_level()).data()),
+          "node",   "--join", front.config().listen + ":" + std::to_string(front.join_port()),
+          "--node", std::to_string(node)};
+}
+
+void print_invitation(const head& front, uint16_t port) {
+  const auto& config = front.config();
+  const std::string host = config.http_address == "0.0.0.0" ? "127.0.0.1" : config.http_address;
+  const std::string base = "http://" + host + ":" + std::to_string(port) + "/v1";
+  const auto board = front.board();
+  std::printf("\n%s on %zu nodes, profile %s, dispatch %s, combine %s, placement %s, row-invariant\n\n",
+              config.model_name.c_str(), board.nodes.size(), std::string(kernels::name(board.settings.profile)).c_str(),
+              std::string(name(board.settings.dispatch)).c_str(), std::string(name(board.settings.combine)).c_str(),
+              board.settings.placement.c_str());
+  std::printf("%s\n", render_table(board).c_str());
+  std::printf("threads of each node: %u compute, 1 actors, 2 network (CAF), 2 wire (UCX)%s\n",
+              board.settings.threads_per_node, "; the head also 1 HTTP");
+  std::printf("other nodes join with: troupe node --join %s:%u\n\n", config.listen.c_str(), front.join_port());
+  const std::string key = config.api_key_file.empty() ? "" : " -H \"Authorization: Bearer $TROUPE_API_KEY\"";
+  std::printf("curl -N %s/chat/completions%s -H 'Content-Type: application/json' \\\n"
+              "  -d '{\"model\": \"%s\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Tell me of "
+              "Moses.\"}]}'\n\n",
+              base.c_str(), key.c_str(), config.model_name.c_str());
+  std::printf("python3 -c 'import openai\nclient = openai.OpenAI(base_url=\"%s\", api_key=\"%s\")\n"
+              "for part in client.chat.completions.create(model=\"%s\", stream=True,\n"
+              "    messages=[{\"role\": \"user\", \"content\": \"Tell me of Moses.\"}]):\n"
+              "  print(part.choices[0].delta.content or \"\", end=\"\", flush=True)'\n\n",
+              base.c_str(), key.empty() ? "none" : "...", config.model_name.c_str());
+  std::printf("Ctrl-C ends all processes.\n");
+  std::fflush(stdout);
+}
+
+class server {
+ public:
+  explicit server(serve_options options) : options_(std::move(options)) {}
+
+  result<void> run() {
+    const sigset_t signals = ending_signals();
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+    auto config = load_head_config(options_.config);
+    if (!config) return config.failure();
+    if (options_.port >= 0) config->http_port = static_cast<uint16_t>(options_.port);
+    if (!options_.api_key_file.empty()) config->api_key_file = options_.api_key_file;
+    if (options_.nodes > 0) config->settings.nodes = options_.nodes;
+    if (options_.no_spawn) config->spawn_nodes = false;
+    if (auto valid = validate(config->settings); !valid) return valid.failure();
+    auto key = read_key(config->api_key_file);
+    if (!key) return key.failure();
+
+    head_callbacks callbacks;
+    callbacks.on_dead = [this](node_id node, const std::string&) { children_.request_kill(node.value); };
+    callbacks.on_failed = [this](const error& reason) {
+      const std::lock_guard lock(mutex_);
+      failure_ = reason;
+    };
+    auto front = head::start(*std::move(config), std::move(callbacks));
+    if (!front) return front.failure();
+    auto outcome = serve(**front, *key, signals);
+    children_.end();
+    return outcome;
+  }
+
+ private:
+  result<void> serve(head& front, const std::string& key, const sigset_t& signals) {
+    const auto& config = front.config();
+    if (config.spawn_nodes)
+      for (uint32_t node = 1; node < config.settings.nodes; ++node)
+        if (auto started = children_.start(static_cast<uint16_t>(node), node_arguments(front, static_cast<uint16_t>(node)));
+            !started)
+          return started;
+    if (!config.spawn_nodes && config.settings.nodes > 1)
+      spdlog::info("waiting for {} nodes: troupe node --join {}:{}", config.settings.nodes - 1, config.listen,
+                   front.join_port());
+    if (auto ready = wait_until_serving(front, signals); !ready) return ready;
+    if (ended_) return {};
+
+    http::http_options options;
+    options.address = config.http_address;
+    options.port = config.http_port;
+    options.api_key = key;
+    options.requests_max = config.requests_max;
+    auto http = http::http_server::start(std::move(options), front);
+    if (!http) return http.failure();
+    print_invitation(front, (*http)->port());
+    if (!options_.port_file.empty()) {
+      const std::string unfinished = options_.port_file + ".part";
+      std::ofstream(unfinished) << (*http)->port() << "\n";
+      std::rename(unfinished.c_str(), options_.port_file.c_str());
+    }
+    while (!ending(signals, tend_period))
+      if (auto fine = tend(); !fine) return fine;
+    spdlog::info("ending");
+    (*http)->stop();
+    return {};
+  }
+
+  result<void> wait_until_serving(head& front, const sigset_t& signals) {
+    size_t shown = 0;
+    while (!front.serving()) {
+      if (ending(signals, tend_period)) {
+        ended_ = true;
+        return {};
+      }
+      if (auto fine = tend(); !fine) return fine;
+      const auto board = front.board();
+      size_t live = 0;
+      for (const auto& node : board.nodes) live += node.state == "live" ? 1 : 0;
+      if (live != shown) std::fprintf(stderr, "%zu of %zu nodes are ready\n", live, board.nodes.size());
+      shown = live;
+    }
+    return {};
+  }
+
+  result<void> tend() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) return *failure_;
+    }
+    return children_.tend();
+  }
+
+  serve_options options_;
+  child_processes children_;
+  std::mutex mutex_;
+  std::optional<error> failure_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+int report(const error& failure) {
+  std::fprintf(stderr, "troupe: %s\n", failure.message.c_str());
+  const bool usage = failure.code == errc::invalid_argument || failure.code == errc::not_found ||
+                     failure.code == errc::malformed || failure.code == errc::unsupported;
+  return usage ? exit_usage : exit_failed;
+}
+
+void add_serve(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<serve_options>();
+  auto* command = app.add_subcommand("serve", "Start a cluster on this machine, or the head of a larger one");
+  command->add_option("config", options->config, "YAML file (docs/configuration.md)")->required();
+  command->add_option("--port", options->port, "HTTP port instead of the configuration's; 0: any free one")
+      ->check(CLI::Range(0, 65535));
+  command->add_option("--port-file", options->port_file,
+                      "Write the HTTP port into this file once requests are served");
+  command->add_option("--api-key-file", options->api_key_file,
+                      "File whose first line is the API key that clients must send; default: no key");
+  command->add_option("--nodes", options->nodes, "Number of nodes instead of the configuration's")
+      ->check(CLI::Range(1, 256));
+  command->add_flag("--no-spawn", options->no_spawn, "Do not start the other nodes; wait until they join");
+  command->footer(
+      "Starts one process a node, prints a table and lines to paste, and serves an OpenAI-compatible API on\n"
+      "loopback until Ctrl-C. A node process that dies is started again; no process is left behind.");
+  command->callback([options, &exit_code] {
+    if (auto outcome = server(*options).run(); !outcome) exit_code = report(outcome.failure());
+  });
+}
+
+}  // namespace troupe

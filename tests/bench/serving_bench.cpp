@@ -1,0 +1,195 @@
+// Tokens a second of the whole serving path in one process: API server, balancers, shard, expert host,
+// experts and device; everything but HTTP and the network.
+//
+//   bench_serving --model DIR [--make-bench-1b] [--threads N] [--profile P] [--runs N]
+//
+// Prints, for each of N runs, prefill of 512 and decode at batch 1, 8 and 32, then medians with spread.
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <map>
+#include <mutex>
+
+#include "apps/cluster/head.hpp"
+#include "tests/bench/bench_1b.hpp"
+
+namespace troupe {
+namespace {
+
+using bench_clock = std::chrono::steady_clock;
+
+double seconds_since(bench_clock::time_point begin) {
+  return std::chrono::duration<double>(bench_clock::now() - begin).count();
+}
+
+// Submits requests together and notes when tokens arrive.
+class batch_run {
+ public:
+  void submit(head& front, generation_request request) {
+    {
+      const std::lock_guard lock(mutex_);
+      ++open_;
+    }
+    const size_t stream = counts_.size();
+    counts_.push_back(0);
+    front.submit(std::move(request), [this, stream](generation_event event) { hear(stream, event); });
+  }
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return open_ == 0; });
+    if (failure_) {
+      std::fprintf(stderr, "bench_serving: %s\n", failure_->message.c_str());
+      std::exit(1);
+    }
+  }
+
+  // Tokens a second from the moment when every stream had a few tokens to the first stream's end.
+  double decode_rate() const {
+    const double seconds = std::chrono::duration<double>(first_end_ - all_skipped_).count();
+    return static_cast<double>(counted_) / seconds;
+  }
+
+  void expect(uint32_t streams, uint32_t skip) {
+    streams_ = streams;
+    skip_ = skip;
+    counts_.reserve(streams);
+  }
+
+ private:
+  void hear(size_t stream, const generation_event& event) {
+    const std::lock_guard lock(mutex_);
+    if (const auto* delta = std::get_if<generation_delta>(&event)) {
+      counts_[stream] += static_cast<uint32_t>(delta->tokens.size());
+      if (skipped_ < streams_ && counts_[stream] == skip_ && ++skipped_ == streams_)
+        all_skipped_ = bench_clock::now();
+      else if (skipped_ == streams_ && !ended_)
+        counted_ += delta->tokens.size();
+    } else if (std::get_if<generation_accepted>(&event) == nullptr) {
+      if (const auto* failed = std::get_if<generation_failed>(&event)) failure_ = failed->cause;
+      if (!ended_) first_end_ = bench_clock::now();
+      ended_ = true;
+      --open_;
+      changed_.notify_all();
+    }
+  }
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<uint32_t> counts_;
+  uint32_t streams_ = 1;
+  uint32_t skip_ = 0;
+  uint32_t skipped_ = 0;
+  uint64_t counted_ = 0;
+  bench_clock::time_point all_skipped_;
+  bench_clock::time_point first_end_;
+  bool ended_ = false;
+  int open_ = 0;
+  std::optional<error> failure_;
+};
+
+generation_request request_of(int vocabulary, uint32_t prompt_tokens, uint32_t completion_tokens, uint32_t salt) {
+  generation_request request;
+  uint64_t state = 12345 + salt;
+  for (uint32_t i = 0; i < prompt_tokens; ++i) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    request.prompt_ids.push_back(static_cast<int32_t>(3 + (state >> 33U) % static_cast<uint64_t>(vocabulary - 3)));
+  }
+  request.max_tokens = completion_tokens;
+  request.ignore_eos = true;
+  request.temperature = 0;
+  return request;
+}
+
+double measure_prefill(head& front, uint32_t tokens, uint32_t salt) {
+  batch_run run;
+  run.expect(1, 1);
+  const auto begin = bench_clock::now();
+  run.submit(front, request_of(front.model()->vocab_size, tokens, 1, salt));
+  run.wait();
+  return tokens / seconds_since(begin);
+}
+
+double measure_decode(head& front, uint32_t batch, uint32_t tokens, uint32_t salt) {
+  batch_run run;
+  const uint32_t skip = 4;
+  run.expect(batch, skip);
+  for (uint32_t i = 0; i < batch; ++i)
+    run.submit(front, request_of(front.model()->vocab_size, 16, tokens, salt * 1000 + i));
+  run.wait();
+  return run.decode_rate();
+}
+
+int bench(const std::string& model, uint32_t threads, const std::string& profile, int runs, uint32_t micro_batches) {
+  head_config config;
+  config.settings.model = model;
+  config.settings.nodes = 1;
+  config.settings.redundant_replicas = 0;
+  config.settings.threads_per_node = threads;
+  config.settings.micro_batches = micro_batches;
+  config.settings.rows_max = 512;
+  config.settings.chunk = 512;
+  config.model_name = "bench";
+  if (profile != "auto") {
+    config.choose_profile = false;
+    config.settings.profile = *kernels::profile_from_name(profile);
+    if (config.settings.profile == kernels::profile::amx_bf16)
+      config.settings.dispatch = config.settings.combine = wire_dtype::bf16;
+  }
+  const auto begin = bench_clock::now();
+  auto front = head::start(std::move(config), {});
+  if (!front) {
+    std::fprintf(stderr, "bench_serving: %s\n", front.failure().message.c_str());
+    return 1;
+  }
+  while (!(*front)->serving()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::printf("ready after %.2f s, %s\n", seconds_since(begin), (*front)->board().nodes.front().device.c_str());
+  std::map<std::string, std::vector<double>> figures;
+  const std::vector<std::string> names{"prefill 512", "decode batch 1", "decode batch 8", "decode batch 32"};
+  measure_prefill(**front, 64, 99);
+  for (int run = 0; run < runs; ++run) {
+    const auto salt = static_cast<uint32_t>(run);
+    figures[names[0]].push_back(measure_prefill(**front, 512, salt));
+    figures[names[1]].push_back(measure_decode(**front, 1, 48, salt));
+    figures[names[2]].push_back(measure_decode(**front, 8, 48, salt));
+    figures[names[3]].push_back(measure_decode(**front, 32, 48, salt));
+  }
+  std::printf("%-16s %12s %12s %12s\n", "tokens/s", "median", "least", "most");
+  for (const auto& name : names) {
+    auto& values = figures[name];
+    std::sort(values.begin(), values.end());
+    std::printf("%-16s %12.1f %12.1f %12.1f\n", name.c_str(), values[values.size() / 2], values.front(), values.back());
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace troupe
+
+int main(int count, char** arguments) {
+  spdlog::set_level(spdlog::level::warn);
+  CLI::App app{"Tokens a second through the actors, in one process"};
+  std::string model;
+  std::string profile = "auto";
+  bool make = false;
+  uint32_t threads = 2;
+  uint32_t micro_batches = 1;
+  int runs = 5;
+  app.add_option("--model", model, "Model directory")->required();
+  app.add_flag("--make-bench-1b", make, "Write bench-1b (2.6 GB) into the model directory first");
+  app.add_option("--profile", profile, "auto, f32 or amx_bf16")->capture_default_str();
+  app.add_option("--threads", threads, "Compute threads")->capture_default_str();
+  app.add_option("--micro-batches", micro_batches, "That take turns")->capture_default_str();
+  app.add_option("--runs", runs, "Runs; medians are printed")->capture_default_str();
+  CLI11_PARSE(app, count, arguments);
+  if (make)
+    if (auto written = troupe::write_bench_1b(model); !written) {
+      std::fprintf(stderr, "bench_serving: %s\n", written.failure().message.c_str());
+      return 1;
+    }
+  return troupe::bench(model, threads, profile, runs, micro_batches);
+}

@@ -1,0 +1,179 @@
+// What a step costs in messages, weight passes and allocations, counted exactly in virtual time.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <new>
+#include <tuple>
+
+#include "tests/simulation/simulation_fixtures.hpp"
+
+namespace {
+
+// Allocations made while an actor runs; the simulation's own do not count.
+std::atomic<bool> counting{false};
+std::atomic<uint64_t> allocations{0};
+
+void* counted(std::size_t size, std::size_t alignment) {
+  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+  void* memory = alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__
+                     ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
+                     : std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return counted(size, 0); }
+void* operator new[](std::size_t size) { return counted(size, 0); }
+void* operator new(std::size_t size, std::align_val_t alignment) { return counted(size, static_cast<size_t>(alignment)); }
+void* operator new[](std::size_t size, std::align_val_t alignment) { return counted(size, static_cast<size_t>(alignment)); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace troupe::testing {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+constexpr uint32_t moe_layers = 2;
+constexpr uint32_t experts = 16;
+
+uint64_t steps_of(const simulated_cluster& cluster) {
+  uint64_t steps = 0;
+  for (const auto& node : cluster.board().nodes) steps += node.counters.steps;
+  return steps;
+}
+
+generation_request long_decode(uint32_t i) {
+  auto request = mixed_request(i, 400);
+  request.ignore_eos = true;
+  request.prompt_ids.resize(4, 9);
+  return request;
+}
+
+// A cluster with `sequences` decoding, past its prefills.
+void saturate(simulated_cluster& cluster, uint32_t sequences) {
+  REQUIRE(cluster.start());
+  for (uint32_t i = 0; i < sequences; ++i) cluster.submit(long_decode(i));
+  REQUIRE(cluster.run_until(
+      [&] {
+        for (const auto& stream : cluster.streams())
+          if (stream->tokens.size() < 10) return false;
+        return true;
+      },
+      seconds(60)));
+}
+
+struct passes {
+  double per_expert_and_step = 0;
+  uint64_t steps = 0;
+};
+
+// Weight passes for each expert and step, where every shard's micro-batches count one step each and
+// four shards' steps that run together share one pass.
+passes measure_passes(uint32_t nodes, uint32_t shards_per_node, uint32_t micro_batches) {
+  auto options = t1_options(nodes);
+  options.settings.shards_per_node = shards_per_node;
+  options.settings.micro_batches = micro_batches;
+  options.settings.heartbeat_ms = 5;
+  options.settings.kv_blocks = 1024;
+  simulated_cluster cluster(t1_model(), options);
+  saturate(cluster, 256);
+  const uint64_t shards = uint64_t{nodes} * shards_per_node;
+  cluster.run_for(milliseconds(10));
+  const uint64_t passes_before = cluster.device_totals().weight_passes;
+  const uint64_t steps_before = steps_of(cluster);
+  cluster.run_for(milliseconds(60));
+  const uint64_t steps = steps_of(cluster) - steps_before;
+  const uint64_t counted_passes = cluster.device_totals().weight_passes - passes_before;
+  REQUIRE(!cluster.all_ended());
+  const double rounds = static_cast<double>(steps) / static_cast<double>(shards);
+  return {static_cast<double>(counted_passes) / (rounds * moe_layers * experts), steps};
+}
+
+}  // namespace
+
+TEST_CASE("four shards at saturation read an expert's weights at most 1.2 times a step") {
+  struct layout {
+    uint32_t nodes, shards_per_node, micro_batches;
+  };
+  for (const auto& l : {layout{1, 4, 1}, layout{1, 4, 2}, layout{4, 1, 2}}) {
+    const auto measured = measure_passes(l.nodes, l.shards_per_node, l.micro_batches);
+    MESSAGE(l.nodes << " nodes x " << l.shards_per_node << " shards, " << l.micro_batches
+                    << " micro-batches: " << measured.per_expert_and_step << " passes for each expert and step over "
+                    << measured.steps << " steps");
+    CHECK(measured.per_expert_and_step <= 1.2);
+    CHECK(measured.steps > 100);
+  }
+}
+
+TEST_CASE("one dispatch and one combine travel for each micro-batch, layer and destination device") {
+  auto options = t1_options(4);
+  simulated_cluster cluster(t1_model(), options);
+  using key = std::tuple<message_kind, uint16_t, uint16_t, uint32_t, uint64_t, uint32_t, uint16_t>;
+  std::map<key, int> seen;
+  cluster.network().observe([&](const micro_batch_header& header, const endpoint& to) {
+    const bool dispatch = header.kind == message_kind::dispatch;
+    const uint16_t shard_node = dispatch ? header.source_node : to.node;
+    const uint16_t shard_slot = dispatch ? header.source_slot : to.slot;
+    const uint16_t host_node = dispatch ? to.node : header.source_node;
+    ++seen[{header.kind, shard_node, shard_slot, header.micro_batch, header.step, header.layer, host_node}];
+  });
+  REQUIRE(cluster.start());
+  for (uint32_t i = 0; i < 40; ++i) cluster.submit(mixed_request(i));
+  REQUIRE(cluster.run_until([&] { return cluster.all_ended(); }, seconds(60)));
+  CHECK(seen.size() > 1000);
+  uint64_t dispatches = 0;
+  for (const auto& [message, count] : seen) {
+    REQUIRE(count == 1);
+    dispatches += std::get<0>(message) == message_kind::dispatch ? 1 : 0;
+  }
+  CHECK(dispatches * 2 == seen.size());
+}
+
+TEST_CASE("a decode step's messages and allocations are counted and bounded") {
+  auto options = t1_options(4);
+  options.settings.micro_batches = 1;
+  options.settings.heartbeat_ms = 500;
+  options.settings.verdict_ms = 60000;
+  options.settings.kv_blocks = 1024;
+  simulated_cluster cluster(t1_model(), options);
+  saturate(cluster, 64);
+  uint64_t dispatches = 0;
+  uint64_t messages = 0;
+  cluster.network().observe([&](const micro_batch_header& header, const endpoint&) {
+    dispatches += header.kind == message_kind::dispatch ? 1 : 0;
+    ++messages;
+  });
+  cluster.scheduler().observe_runs([](bool begins) { counting.store(begins); });
+  const uint64_t runs_before = cluster.scheduler().messages_run();
+  allocations = 0;
+  cluster.run_for(milliseconds(20));
+  cluster.scheduler().observe_runs({});
+  counting = false;
+  REQUIRE(!cluster.all_ended());
+  // Every step of a shard sends to four devices in each of two MoE layers.
+  const double steps = static_cast<double>(dispatches) / (4.0 * moe_layers);
+  const double per_step = static_cast<double>(allocations.load()) / steps;
+  const double runs = static_cast<double>(cluster.scheduler().messages_run() - runs_before) / steps;
+  MESSAGE("a shard's step of 16 rows on 4 nodes: " << static_cast<double>(messages) / steps << " micro-batches, " << runs
+                                                   << " actor runs, " << per_step << " allocations");
+  CHECK(steps > 50);
+  // 8 dispatches, 8 combines, and for each of 32 (layer, expert) pairs at most 4 local hand-overs of two
+  // allocations (message and mailbox element), with room for tokens to the API server.
+  CHECK(static_cast<double>(messages) / steps <= 16.01);
+  CHECK(per_step <= 450);
+}
+
+}  // namespace troupe::testing
