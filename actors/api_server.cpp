@@ -86,7 +86,7 @@ result<api_server_state::request_record> api_server_state::accept(const submit_g
   record.prompt_tokens = static_cast<uint32_t>(prompt);
   record.max_tokens =
       asked.max_tokens.value_or(static_cast<uint32_t>(std::min<uint64_t>(environment_.default_max_tokens, room)));
-  record.seed = asked.seed ? *asked.seed : seeds_() >> 1U;  // 63 bits: JSON readers keep them exact as integers
+  record.seed = asked.seed ? *asked.seed : seeds_() >> 11U;  // 53 bits: every JSON reader keeps them exact
   if (environment_.words) record.words.emplace(*environment_.words);
   record.stops = *std::move(stops);
   return record;

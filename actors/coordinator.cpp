@@ -175,9 +175,10 @@ void coordinator_state::declare_dead(uint16_t node, const std::string& reason) {
   // If it lives after all, it learns that it is no longer served.
   tell(place.handle, node_retired{node_id{node}, place.incarnation});
   if (place.handle) self_->demonitor(caf::actor_cast<caf::actor>(place.handle));
+  const uint64_t process = place.request.process;
   place = slot{};
   environment_.board->write([](board_snapshot& board) { ++board.nodes_lost; });
-  if (environment_.on_dead) environment_.on_dead(node_id{node}, reason);
+  if (environment_.on_dead) environment_.on_dead(node_id{node}, process);
   if (was_live) publish();
   show();
 }

@@ -36,7 +36,7 @@ struct coordinator_environment {
   // A peer's handle as the head reaches it.
   std::function<caf::strong_actor_ptr(node_id peer, const caf::strong_actor_ptr&)> bind;
   // Called on the coordinator's thread; must not block. May be empty.
-  std::function<void(node_id, const std::string& reason)> on_dead;
+  std::function<void(node_id, uint64_t process)> on_dead;
   std::function<void()> on_serving;  // once, when every node is in the first view
 };
 

@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "apps/cluster/child_processes.hpp"
@@ -48,6 +49,24 @@ result<std::string> read_key(const std::string& file) {
   if (!stream || !std::getline(stream, key) || key.empty())
     return error{errc::not_found, "the API key file " + file + " cannot be read or is empty; its first line is the key"};
   return key;
+}
+
+// Names weights and arithmetic: servers with equal fingerprints give equal tokens. FNV-1a over the
+// model's description and the settings that round.
+std::string fingerprint(const head& front) {
+  const auto settings = front.board().settings;
+  std::ifstream file(settings.model + "/config.json");
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::error_code ignored;
+  text += std::to_string(std::filesystem::file_size(settings.model + "/model.safetensors", ignored));
+  text += kernels::name(settings.profile);
+  text += name(settings.dispatch);
+  text += name(settings.combine);
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  char digits[24];
+  std::snprintf(digits, sizeof digits, "fp_%012llx", static_cast<unsigned long long>(hash & 0xffffffffffffULL));
+  return digits;
 }
 
 std::vector<std::string> node_arguments(const head& front, uint16_t node) {
@@ -102,7 +121,7 @@ class server {
     if (!key) return key.failure();
 
     head_callbacks callbacks;
-    callbacks.on_dead = [this](node_id node, const std::string&) { children_.request_kill(node.value); };
+    callbacks.on_dead = [this](node_id, uint64_t process) { children_.request_kill(static_cast<pid_t>(process)); };
     callbacks.on_failed = [this](const error& reason) {
       const std::lock_guard lock(mutex_);
       failure_ = reason;
@@ -133,6 +152,9 @@ class server {
     options.port = config.http_port;
     options.api_key = key;
     options.requests_max = config.requests_max;
+    options.system_fingerprint = fingerprint(front);
+    if (key.empty() && config.http_address != "127.0.0.1" && config.http_address != "::1")
+      spdlog::warn("the API at {} is open to the network and asks for no key; set api_key_file", config.http_address);
     auto http = http::http_server::start(std::move(options), front);
     if (!http) return http.failure();
     print_invitation(front, (*http)->port());

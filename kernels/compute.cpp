@@ -3,7 +3,6 @@
 
 #include "kernels/check.hpp"
 #include "kernels/cpu/amx_compute.hpp"
-#include "kernels/cpu/amx_matmul.hpp"
 #include "kernels/cpu/f32_compute.hpp"
 
 #if defined(__x86_64__)

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -57,22 +58,22 @@ result<void> child_processes::spawn(child& started) {
   return {};
 }
 
-void child_processes::request_kill(uint16_t key) {
+void child_processes::request_kill(pid_t process) {
   const std::lock_guard lock(mutex_);
-  to_kill_.push_back(key);
+  to_kill_.push_back(process);
 }
 
 result<void> child_processes::tend() {
   {
     const std::lock_guard lock(mutex_);
-    for (const uint16_t key : to_kill_)
-      if (const auto at = children_.find(key); at != children_.end()) kill(at->second.process, SIGKILL);
+    for (const auto& [key, held] : children_)
+      if (std::find(to_kill_.begin(), to_kill_.end(), held.process) != to_kill_.end()) kill(held.process, SIGKILL);
     to_kill_.clear();
   }
   for (auto& [key, held] : children_) {
     int status = 0;
     if (waitpid(held.process, &status, WNOHANG) != held.process) continue;
-    const bool quick = std::chrono::steady_clock::now() - held.started < quick_end;
+    const bool quick = WIFEXITED(status) && std::chrono::steady_clock::now() - held.started < quick_end;
     held.quick_ends = quick ? held.quick_ends + 1 : 0;
     if (held.quick_ends >= quick_ends_max)
       return error{errc::unavailable, "the process of node " + std::to_string(key) + " ends right after its start (" +

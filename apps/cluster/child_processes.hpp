@@ -23,8 +23,9 @@ class child_processes {
   // Fails: internal (no process can be made).
   result<void> start(uint16_t key, std::vector<std::string> arguments);
 
-  // Asks for a child to be killed (SIGKILL, so that a stopped one dies too); `tend` does it.
-  void request_kill(uint16_t key);
+  // Asks for a process to be killed if it is a child of ours (SIGKILL, so that a stopped one dies too);
+  // `tend` does it.
+  void request_kill(pid_t process);
 
   // Kills what was asked for, collects children that ended and starts them again.
   // Fails: unavailable when a child keeps ending right after its start.
@@ -38,14 +39,14 @@ class child_processes {
     pid_t process = 0;
     std::vector<std::string> arguments;
     std::chrono::steady_clock::time_point started;
-    int quick_ends = 0;  // in a row
+    int quick_ends = 0;  // in a row, of its own accord
   };
 
   result<void> spawn(child& started);
 
   std::map<uint16_t, child> children_;
   std::mutex mutex_;
-  std::vector<uint16_t> to_kill_;
+  std::vector<pid_t> to_kill_;
 };
 
 }  // namespace troupe

@@ -120,11 +120,8 @@ head::~head() {
   if (seams_) seams_->close();
   caf::anon_send_exit(node_, caf::exit_reason::kill);
   end_front(front_);
-  node_ = {};
-  front_.api_server = {};
-  front_.prefill_balancer = {};
-  front_.decode_balancer = {};
-  front_.coordinator = {};
+  node_ = node_actor{};
+  front_ = front_actors{};  // the board's readers are gone by now
   system_.reset();  // waits for the actors
   seams_.reset();
 }

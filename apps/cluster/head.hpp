@@ -18,8 +18,8 @@
 namespace troupe {
 
 struct head_callbacks {
-  // On the coordinator's thread; must not block.
-  std::function<void(node_id, const std::string& reason)> on_dead;
+  // A node was declared dead; its process may still exist. On the coordinator's thread; must not block.
+  std::function<void(node_id, uint64_t process)> on_dead;
   // The head's own node cannot go on (a model that does not load, say); the process should end.
   std::function<void(const error&)> on_failed;
 };

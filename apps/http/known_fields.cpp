@@ -89,12 +89,13 @@ std::optional<api_error> check_neutral(const unserved_field& field, const nlohma
 
 std::optional<api_error> check_unserved_fields(const nlohmann::json& object, std::span<const std::string_view> served,
                                                std::string_view prefix) {
-  for (const auto& [name, value] : object.items()) {
+  for (const auto& item : object.items()) {
+    const std::string& name = item.key();
     if (std::find(served.begin(), served.end(), name) != served.end()) continue;
     const auto unserved = std::find_if(unserved_fields.begin(), unserved_fields.end(),
                                        [&](const auto& field) { return field.name == name; });
     if (unserved != unserved_fields.end() && prefix.empty()) {
-      if (auto refusal = check_neutral(*unserved, value)) return refusal;
+      if (auto refusal = check_neutral(*unserved, item.value())) return refusal;
       continue;
     }
     const auto meant = std::find_if(served.begin(), served.end(), [&](auto known) { return looks_like(name, known); });

@@ -28,9 +28,7 @@ inline constexpr int steps_in_scale_block = scale_block / tile_depth;
 [[gnu::always_inline]] constexpr inline int tile_steps(int k) { return (k + tile_depth - 1) / tile_depth; }
 
 // Where input `at` (0 .. 31) of column `column` (0 .. 15) lies in a BF16 tile.
-constexpr int bf16_position(int column, int at) {
-  return at / 2 * tile_depth + 2 * column + at % 2;
-}
+constexpr int bf16_position(int column, int at) { return at / 2 * tile_depth + 2 * column + at % 2; }
 
 // Where the same lies in an E4M3 tile.
 constexpr int e4m3_position(int column, int at) {

@@ -6,8 +6,10 @@
 #include "kernels/cpu/amx_layout.hpp"
 
 // So that the header also compiles where the command line does not enable these, as every header must.
+#if !defined(__clang__)
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")
+#endif
 
 namespace troupe::kernels {
 namespace {
@@ -69,7 +71,7 @@ struct e4m3_tables {
     }
   }
 };
-constexpr e4m3_tables decoder;
+inline constexpr e4m3_tables decoder;
 
 // Decodes `count` E4M3 tiles to BF16 tiles, `stride` tiles apart on both sides.
 inline void decode_tiles(const uint8_t* codes, uint16_t* out, int count, int stride) {
@@ -95,4 +97,6 @@ inline void decode_tiles(const uint8_t* codes, uint16_t* out, int count, int str
 }  // namespace
 }  // namespace troupe::kernels
 
+#if !defined(__clang__)
 #pragma GCC pop_options
+#endif

@@ -23,7 +23,10 @@ uint64_t capacity_of(int size_class) { return smallest_class << static_cast<unsi
 
 void buffer_ref::release() {
   if (target_ == nullptr) return;
-  if (target_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) target_->pool->give_back(target_);
+  // The only reference there is cannot be copied meanwhile, so the locked instruction can be saved.
+  if (target_->references.load(std::memory_order_acquire) == 1 ||
+      target_->references.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    target_->pool->give_back(target_);
   target_ = nullptr;
 }
 
@@ -61,7 +64,8 @@ buffer_ref buffer_pool::acquire(uint64_t size) {
     bytes_held_ += capacity;
   }
   taken->size = size;
-  return buffer_ref(taken);
+  taken->references.store(1, std::memory_order_relaxed);
+  return buffer_ref::adopt(taken);
 }
 
 void buffer_pool::give_back(buffer* returned) {

@@ -47,6 +47,13 @@ class buffer_ref {
   std::span<std::byte> bytes() const { return {target_->data, target_->size}; }
 
  private:
+  friend class buffer_pool;
+  // Takes over the one reference that `target` has been given.
+  static buffer_ref adopt(buffer* target) {
+    buffer_ref out;
+    out.target_ = target;
+    return out;
+  }
   void retain() const {
     if (target_ != nullptr) target_->references.fetch_add(1, std::memory_order_relaxed);
   }

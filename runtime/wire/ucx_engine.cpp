@@ -55,7 +55,7 @@ void ucx_wire::engine::refuse(uint16_t node, uint32_t incarnation) {
   post({command::verb::refuse, node, incarnation, {}});
 }
 
-result<void> ucx_wire::engine::send(endpoint to, micro_batch message) {
+result<void> ucx_wire::engine::send(endpoint to, micro_batch&& message) {
   auto& header = message.header;
   ucx_peer* const peer = peers_.find(to.node);
   if (peer == nullptr || !peer->admits(to.incarnation))
@@ -66,7 +66,6 @@ result<void> ucx_wire::engine::send(endpoint to, micro_batch message) {
   const uint64_t charge = header.payload_bytes + sizeof header;
   if (!peer->credits[class_index].reserve(charge, {limits.bytes_in_flight_max, limits.messages_in_flight_max}))
     return error{errc::exhausted, "as much is in flight to the node as its limits allow"};
-  counters_.bytes_in_flight.add(header.payload_bytes);
   if (options_.payload_checksum) seal(message, true);
 
   send_request* const request = sender_->requests().take();
@@ -78,21 +77,16 @@ result<void> ucx_wire::engine::send(endpoint to, micro_batch message) {
   return {};
 }
 
-result<void> ucx_wire::engine::deliver_here(endpoint to, micro_batch message) {
+result<void> ucx_wire::engine::deliver_here(endpoint to, micro_batch&& message) {
   auto& header = message.header;
   if (to.incarnation != options_.incarnation)
     return error{errc::unavailable, "this node's incarnation is not " + std::to_string(to.incarnation)};
   header.sequence = own_sequences_[message_class(header.kind)].fetch_add(1, std::memory_order_relaxed);
   seal(message, false);
   const uint64_t bytes = header.payload_bytes;
-  counters_.messages_sent.add();
-  counters_.bytes_sent.add(bytes);
-  if (slots_.deliver(std::move(message))) {
-    counters_.messages_received.add();
-    counters_.bytes_received.add(bytes);
-  } else {
-    counters_.unaddressed.add();
-  }
+  counters_.messages_here.add();
+  counters_.bytes_here.add(bytes);
+  if (!slots_.deliver(std::move(message))) counters_.unaddressed_here.add();
   return {};
 }
 
@@ -126,17 +120,24 @@ result<void> ucx_wire::engine::open() {
 }
 
 void ucx_wire::engine::loop() {
-  uint64_t active_ns = wire_time_ns();
+  // While messages flow the clock is read now and then only.
+  constexpr uint32_t active_rounds_between_readings = 64;
+  uint64_t now_ns = wire_time_ns();
+  uint64_t active_ns = now_ns;
+  uint32_t active_rounds = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
-    const uint64_t now_ns = wire_time_ns();
     if (step(now_ns)) {
+      if (++active_rounds % active_rounds_between_readings == 0) now_ns = wire_time_ns();
       active_ns = now_ns;
-    } else if (now_ns - active_ns < uint64_t{options_.spin_us} * 1000) {
+      continue;
+    }
+    now_ns = wire_time_ns();
+    if (now_ns - active_ns < uint64_t{options_.spin_us} * 1000) {
       // Yielding: the peer that would answer may be waiting for this very core.
       sched_yield();
     } else {
       sleep();
-      active_ns = wire_time_ns();
+      now_ns = active_ns = wire_time_ns();
     }
   }
 }
@@ -152,6 +153,7 @@ bool ucx_wire::engine::step(uint64_t now_ns) {
   any = links_->run(now_ns) || any;
   if (receiver_->has_held()) any = receiver_->retry_held() || any;
   if (sender_->has_quarantined()) sender_->end_quarantine(now_ns, false);
+  receiver_->refresh_slots();
   return any;
 }
 
@@ -183,6 +185,17 @@ bool ucx_wire::engine::obey_commands() {
     }
   }
   return !taken.empty();
+}
+
+uint64_t ucx_wire::engine::bytes_in_flight() const {
+  uint64_t charged = 0;
+  peers_.for_each([&](const ucx_peer& peer) {
+    for (const auto& account : peer.credits) {
+      const auto reserved = account.reserved();
+      charged += reserved.bytes - reserved.messages * sizeof(micro_batch_header);
+    }
+  });
+  return charged;
 }
 
 uint64_t ucx_wire::engine::unfinished() const {

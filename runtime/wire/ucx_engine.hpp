@@ -36,13 +36,14 @@ class ucx_wire::engine {
   // Any thread.
   const ucx_wire_options& options() const { return options_; }
   slot_table& slots() { return slots_; }
-  ucx_counters& counters() { return counters_; }
+  const ucx_counters& counters() const { return counters_; }
+  uint64_t bytes_in_flight() const;
   const std::string& listen_address() const { return listen_address_; }
   void connect(uint16_t node, uint32_t incarnation, const socket_address& address);
   void disconnect(uint16_t node);
   void refuse(uint16_t node, uint32_t incarnation);
-  result<void> send(endpoint to, micro_batch message);
-  result<void> deliver_here(endpoint to, micro_batch message);
+  result<void> send(endpoint to, micro_batch&& message);
+  result<void> deliver_here(endpoint to, micro_batch&& message);
 
  private:
   struct command {

@@ -3,22 +3,12 @@
 namespace troupe {
 
 bool credit_account::reserve(uint64_t bytes, const credit_limits& limits) {
-  if (messages_.fetch_add(1, std::memory_order_relaxed) >= limits.messages_max) {
-    messages_.fetch_sub(1, std::memory_order_relaxed);
-    return false;
-  }
-  const uint64_t before = bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  if (before != 0 && before + bytes > limits.bytes_max) {
-    bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-    messages_.fetch_sub(1, std::memory_order_relaxed);
-    return false;
-  }
-  return true;
-}
-
-void credit_account::release(uint64_t bytes) {
-  bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-  messages_.fetch_sub(1, std::memory_order_relaxed);
+  const uint64_t before = reserved_.fetch_add(one_message + bytes, std::memory_order_relaxed);
+  const uint64_t bytes_before = before % one_message;
+  const bool fits = bytes_before == 0 || bytes_before + bytes <= limits.bytes;
+  if (fits && before / one_message < limits.messages) return true;
+  release(bytes);
+  return false;
 }
 
 ucx_peer* peer_table::find(uint16_t node) const {

@@ -18,10 +18,10 @@ namespace troupe {
 struct send_request;
 struct ucx_link;
 
-// How much of one class may be in flight to one peer.
+// How much of one class may be, or is, in flight to one peer.
 struct credit_limits {
-  uint64_t bytes_max = 0;
-  uint32_t messages_max = 0;
+  uint64_t bytes = 0;
+  uint32_t messages = 0;
 };
 
 // Bytes and messages accepted by `send` and not yet completed. Any thread.
@@ -30,12 +30,19 @@ class credit_account {
   // A message larger than the whole limit passes when nothing else is in flight; otherwise it never
   // could.
   bool reserve(uint64_t bytes, const credit_limits& limits);
-  void release(uint64_t bytes);
-  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  void release(uint64_t bytes) { reserved_.fetch_sub(one_message + bytes, std::memory_order_relaxed); }
+  credit_limits reserved() const {
+    const uint64_t now = reserved_.load(std::memory_order_relaxed);
+    return {now % one_message, static_cast<uint32_t>(now / one_message)};
+  }
+
+  // Both counts in one word, so that a message costs one atomic operation each way.
+  static constexpr uint64_t one_message = uint64_t{1} << 42U;
+  static constexpr uint64_t bytes_limit = one_message / 4;    // of what `credit_limits` may say
+  static constexpr uint32_t messages_limit = (1U << 22U) / 4;
 
  private:
-  std::atomic<uint64_t> bytes_{0};
-  std::atomic<uint32_t> messages_{0};
+  std::atomic<uint64_t> reserved_{0};
 };
 
 enum class peer_state : uint8_t {
@@ -82,7 +89,7 @@ class peer_table {
   // Any thread.
   ucx_peer& find_or_add(uint16_t node);
 
-  // Calls `visit` with every peer. Progress thread.
+  // Calls `visit` with every peer. Any thread.
   template <class Visit>
   void for_each(Visit visit) const {
     for (const auto& outer : blocks_) {

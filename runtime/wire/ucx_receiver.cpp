@@ -22,10 +22,10 @@ ucx_receiver::ucx_receiver(const ucx_wire_options& options, ucx_counters& counte
 ucs_status_t ucx_receiver::on_data(void* argument, const void* header, size_t header_size, void* data, size_t size,
                                    const ucp_am_recv_param_t* parameters) {
   auto& self = *static_cast<ucx_receiver*>(argument);
-  micro_batch_header checked;
-  ucx_peer* const peer = self.accept(header, header_size, size, checked);
+  micro_batch message;
+  ucx_peer* const peer = self.accept(header, header_size, size, message.header);
   if (peer == nullptr) return UCS_OK;
-  return self.accepted(checked, *peer, data, parameters->recv_attr);
+  return self.accepted(std::move(message), *peer, data, parameters->recv_attr);
 }
 
 // The peer it came from, or null (and it is counted) when it is not to be received.
@@ -54,12 +54,11 @@ ucx_peer* ucx_receiver::accept(const void* header, size_t header_size, size_t si
   return peer;
 }
 
-ucs_status_t ucx_receiver::accepted(const micro_batch_header& header, ucx_peer& peer, void* data,
-                                    uint64_t attributes) {
+ucs_status_t ucx_receiver::accepted(micro_batch&& message, ucx_peer& peer, void* data, uint64_t attributes) {
   if (options_.silence_max_ms != 0) peer.heard_ns = wire_time_ns();
+  const auto& header = message.header;
   const uint64_t bytes = header.payload_bytes;
-  micro_batch message;
-  message.header = header;
+  const uint64_t session = header.session;
   if (bytes != 0) {
     // Behind others that wait, so that memory goes to the oldest.
     if (held_[message_class(header.kind)].size == 0) message.payload = pool_of(header).acquire(bytes);
@@ -69,13 +68,13 @@ ucs_status_t ucx_receiver::accepted(const micro_batch_header& header, ucx_peer& 
     arrival* const coming = take_arrival();
     coming->message = std::move(message);
     coming->peer = &peer;
-    coming->session = header.session;
+    coming->session = session;
     coming->data = data;
     fetch(coming);
     return UCS_OK;
   }
   if (bytes != 0) std::memcpy(message.payload->data, data, bytes);
-  deliver(std::move(message), peer, header.session);
+  deliver(std::move(message), peer, session);
   return UCS_OK;
 }
 
@@ -191,7 +190,7 @@ void ucx_receiver::finish_fetch(arrival* fetched, ucs_status_t status) {
   give_back(fetched);
 }
 
-void ucx_receiver::deliver(micro_batch message, const ucx_peer& peer, uint64_t session) {
+void ucx_receiver::deliver(micro_batch&& message, const ucx_peer& peer, uint64_t session) {
   // A transfer that ends after its session may have read memory that its sender used again.
   if (peer.state == peer_state::absent || peer.peer_session != session) {
     counters_.stale.add();

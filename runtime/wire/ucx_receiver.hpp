@@ -30,6 +30,9 @@ class ucx_receiver {
   static ucs_status_t on_data(void* argument, const void* header, size_t header_size, void* data, size_t size,
                               const ucp_am_recv_param_t* parameters);
 
+  // Lets go of receivers that were detached.
+  void refresh_slots() { slots_.refresh(); }
+
   // Gives messages that wait for memory another chance. True when one got some.
   bool retry_held();
   bool has_held() const { return held_count_ != 0; }
@@ -59,11 +62,11 @@ class ucx_receiver {
   static void on_received(void* ucx_request, ucs_status_t status, size_t length, void* argument);
 
   ucx_peer* accept(const void* header, size_t header_size, size_t size, micro_batch_header& out);
-  ucs_status_t accepted(const micro_batch_header& header, ucx_peer& peer, void* data, uint64_t attributes);
+  ucs_status_t accepted(micro_batch&& message, ucx_peer& peer, void* data, uint64_t attributes);
   ucs_status_t hold(const micro_batch_header& header, const ucx_peer& peer, void* data, uint64_t attributes);
   void fetch(arrival* from);
   void finish_fetch(arrival* fetched, ucs_status_t status);
-  void deliver(micro_batch message, const ucx_peer& peer, uint64_t session);
+  void deliver(micro_batch&& message, const ucx_peer& peer, uint64_t session);
   void let_go(arrival* held);
   buffer_pool& pool_of(const micro_batch_header& header) const;
   arrival* take_arrival();
@@ -72,7 +75,7 @@ class ucx_receiver {
   const ucx_wire_options& options_;
   ucx_counters& counters_;
   const peer_table& peers_;
-  const slot_table& slots_;
+  slot_view slots_;
   ucp_worker_h worker_ = nullptr;
   std::array<std::unique_ptr<buffer_pool>, message_class_count> own_pools_;
   std::array<buffer_pool*, message_class_count> pools_{};

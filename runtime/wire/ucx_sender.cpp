@@ -96,7 +96,7 @@ void ucx_sender::finish(send_request* request, ucs_status_t status) {
   drop(request, status == UCS_ERR_REJECTED ? counters_.overflowed : counters_.cut_off);
 }
 
-void ucx_sender::drop(send_request* request, relaxed_counter& reason) {
+void ucx_sender::drop(send_request* request, progress_counter& reason) {
   reason.add();
   release_credit(request);
   requests_.give_back(request);
@@ -104,7 +104,6 @@ void ucx_sender::drop(send_request* request, relaxed_counter& reason) {
 
 void ucx_sender::release_credit(send_request* request) {
   request->peer->credits[message_class(request->message.header.kind)].release(request->charged);
-  counters_.bytes_in_flight.subtract(request->message.header.payload_bytes);
 }
 
 void ucx_sender::quarantine(send_request* request) {

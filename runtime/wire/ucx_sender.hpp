@@ -47,7 +47,7 @@ class ucx_sender {
   void route(send_request* request);
   void start(send_request* request);
   void finish(send_request* request, ucs_status_t status);
-  void drop(send_request* request, relaxed_counter& reason);
+  void drop(send_request* request, progress_counter& reason);
   void release_credit(send_request* request);
   void quarantine(send_request* request);
 

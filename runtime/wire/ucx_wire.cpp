@@ -59,12 +59,12 @@ result<void> ucx_wire::send(endpoint to, micro_batch message) {
 wire_statistics ucx_wire::statistics() const {
   const auto& from = engine_->counters();
   wire_statistics out;
-  out.messages_sent = from.messages_sent.get();
-  out.messages_received = from.messages_received.get();
-  out.bytes_sent = from.bytes_sent.get();
-  out.bytes_received = from.bytes_received.get();
-  out.bytes_in_flight = from.bytes_in_flight.get();
-  out.messages_dropped = from.malformed.get() + from.stale.get() + from.unaddressed.get() +
+  out.messages_sent = from.messages_sent.get() + from.messages_here.get();
+  out.messages_received = from.messages_received.get() + from.messages_here.get() - from.unaddressed_here.get();
+  out.bytes_sent = from.bytes_sent.get() + from.bytes_here.get();
+  out.bytes_received = from.bytes_received.get() + from.bytes_here.get();
+  out.bytes_in_flight = engine_->bytes_in_flight();
+  out.messages_dropped = from.malformed.get() + from.stale.get() + from.unaddressed.get() + from.unaddressed_here.get() +
                          from.overflowed.get() + from.cut_off.get();
   return out;
 }
@@ -74,7 +74,7 @@ ucx_wire_counters ucx_wire::counters() const {
   ucx_wire_counters out;
   out.malformed = from.malformed.get();
   out.stale = from.stale.get();
-  out.unaddressed = from.unaddressed.get();
+  out.unaddressed = from.unaddressed.get() + from.unaddressed_here.get();
   out.overflowed = from.overflowed.get();
   out.cut_off = from.cut_off.get();
   out.sequence_gaps = from.sequence_gaps.get();

@@ -3,6 +3,8 @@
 #include <bit>
 #include <string>
 
+#include "runtime/wire/ucx_peer.hpp"
+
 namespace troupe {
 
 namespace {
@@ -22,6 +24,10 @@ result<void> validate(const ucx_wire_options& options) {
   for (const auto& one : options.classes) {
     if (one.messages_in_flight_max == 0 || one.bytes_in_flight_max == 0)
       return wrong("a class may have nothing in flight");
+    if (one.messages_in_flight_max > credit_account::messages_limit ||
+        one.bytes_in_flight_max > credit_account::bytes_limit ||
+        options.payload_bytes_max > credit_account::bytes_limit)
+      return wrong("more may be in flight than can be counted (1 TiB, 1048576 messages)");
     if (one.held_max == 0) return wrong("held_max is 0: no large message could wait for memory");
     const uint64_t pool = one.receive_pool != nullptr ? one.receive_pool->bytes_max() : one.receive_bytes_max;
     if (pool < std::bit_ceil(options.rendezvous_bytes))

@@ -28,7 +28,7 @@ TEST_CASE("the tiles' products equal the emulation's in every bit") {
         CAPTURE(m);
         const test_weight w = make_weight("tiles.W", dtype, n, k);
         const packed_matrix packed = packed_for_tiles(w);
-        const auto x = values("tiles.x", static_cast<size_t>(m * k), 3);
+        const auto x = values("tiles.x", sized(m * k), 3);
         CHECK(same_bits(product(*math, packed, x, m), emulated(packed, x, m)));
       }
 }
@@ -42,8 +42,8 @@ TEST_CASE("the emulation knows how tiles treat denormals, infinities and cancell
   const int n = 64, k = 96, m = 32;
   // Exponents from the whole range of BF16, so that products underflow, cancel and overflow to infinity and NaN.
   for (const int shift : {0, 16, 44, 64, 100, 170, 215}) {
-    test_weight w{weight_dtype::bf16, n, k, std::vector<std::byte>(static_cast<size_t>(n * k * 2)), {}, {}};
-    std::vector<float> x(static_cast<size_t>(m * k));
+    test_weight w{weight_dtype::bf16, n, k, std::vector<std::byte>(sized(n * k * 2)), {}, {}};
+    std::vector<float> x(sized(m * k));
     const auto any = [&](const char* name, size_t i, int spread) {
       const auto bits = static_cast<uint32_t>(t0_mix(fnv1a(name) + i) >> 32);
       const uint32_t exponent = (bits >> 8) % static_cast<uint32_t>(spread) + static_cast<uint32_t>(shift);
@@ -68,18 +68,18 @@ TEST_CASE("the emulation alone is right within BF16 rounding on any machine") {
   const int n = 40, k = 200, m = 3;
   for (const weight_dtype dtype : {weight_dtype::bf16, weight_dtype::fp8_e4m3}) {
     const test_weight w = make_weight("emulation.W", dtype, n, k);
-    const auto x = values("emulation.x", static_cast<size_t>(m * k));
+    const auto x = values("emulation.x", sized(m * k));
     const auto y = emulated(packed_for_tiles(w), x, m);
     for (int i = 0; i < m; ++i)
       for (int j = 0; j < n; ++j) {
         double sum = 0, size = 0;
         for (int at = 0; at < k; ++at) {
-          const double term = static_cast<double>(x[static_cast<size_t>(i * k + at)]) *
-                              static_cast<double>(w.real[static_cast<size_t>(j * k + at)]);
+          const double term =
+              static_cast<double>(x[sized(i * k + at)]) * static_cast<double>(w.real[sized(j * k + at)]);
           sum += term;
           size += std::abs(term);
         }
-        CHECK(std::abs(static_cast<double>(y[static_cast<size_t>(i * n + j)]) - sum) <= 4e-3 * size);
+        CHECK(std::abs(static_cast<double>(y[sized(i * n + j)]) - sum) <= 4e-3 * size);
       }
   }
 }

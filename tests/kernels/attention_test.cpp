@@ -42,16 +42,16 @@ struct problem {
   problem(const shape& wanted, int positions)
       : s(wanted),
         length(positions),
-        q(values("mla.q", static_cast<size_t>(s.heads * (s.rk + s.dr)), 2)),
-        latents(values("mla.c", static_cast<size_t>(length * s.rk))),
-        keys(values("mla.k", static_cast<size_t>(length * s.dr))) {}
+        q(values("mla.q", sized(s.heads * (s.rk + s.dr)), 2)),
+        latents(values("mla.c", sized(length * s.rk))),
+        keys(values("mla.k", sized(length * s.dr))) {}
 
   mla_shape parameters() const { return {s.heads, s.rk, s.dr, 0.21F}; }
 };
 
 std::vector<float> attend(const compute& math, const problem& p, int split) {
   const cache kv(math, p.s, p.length, p.latents, p.keys);
-  std::vector<float> out(static_cast<size_t>(p.s.heads * p.s.rk), -1);
+  std::vector<float> out(sized(p.s.heads * p.s.rk), -1);
   scratch memory;
   for (int head = 0; head < p.s.heads; head += split)
     math.mla_core(p.parameters(), kv.layout, p.q.data(), kv.blocks, p.length, head, std::min(head + split, p.s.heads),
@@ -143,7 +143,7 @@ TEST_CASE("a row's attention depends on its own positions alone") {
     const shape s{4, 32, 8};
     const problem shorter(s, 45), longer(s, 100);
     const cache kv(*math, s, 100, longer.latents, longer.keys);
-    std::vector<float> out(static_cast<size_t>(s.heads * s.rk));
+    std::vector<float> out(sized(s.heads * s.rk));
     scratch memory;
     math->mla_core(shorter.parameters(), kv.layout, shorter.q.data(), kv.blocks, 45, 0, s.heads, out.data(), memory);
     CHECK(same_bits(out, attend(*math, shorter, s.heads)));

@@ -48,6 +48,9 @@ inline std::vector<std::unique_ptr<compute>> all_profiles() {
   return all;
 }
 
+// An index or count for the standard library.
+constexpr size_t sized(int value) { return static_cast<size_t>(value); }
+
 // Values in about [-spread, spread) with full FP32 mantissas.
 inline std::vector<float> values(std::string_view name, size_t count, float spread = 1) {
   std::vector<float> out(count);
@@ -94,7 +97,7 @@ inline test_weight make_weight(std::string_view name, weight_dtype dtype, int n,
   } else {
     std::vector<uint8_t> codes(count);
     const int row_blocks = (n + 127) / 128, column_blocks = (k + 127) / 128;
-    w.scales = values(std::string(name) + ".scales", static_cast<size_t>(row_blocks * column_blocks), 0.01F);
+    w.scales = values(std::string(name) + ".scales", sized(row_blocks * column_blocks), 0.01F);
     w.real.resize(count);
     for (size_t i = 0; i < count; ++i) {
       codes[i] = static_cast<uint8_t>(t0_k(name, i));

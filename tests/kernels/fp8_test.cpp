@@ -91,11 +91,11 @@ namespace {
 
 // MODEL.md 10.2: amax / 448 of each 128 x 128 block, codes of w / scale.
 test_weight quantised_block_weight(int n, int k) {
-  test_weight w{weight_dtype::fp8_e4m3, n, k, std::vector<std::byte>(static_cast<size_t>(n * k)), {}, {}};
+  test_weight w{weight_dtype::fp8_e4m3, n, k, std::vector<std::byte>(sized(n * k)), {}, {}};
   const int column_blocks = (k + 127) / 128;
-  w.scales.assign(static_cast<size_t>((n + 127) / 128 * column_blocks), 1e-4F);
+  w.scales.assign(sized((n + 127) / 128 * column_blocks), 1e-4F);
   const auto real = [&](int i) { return t0_value("fp8.W", static_cast<uint64_t>(i)); };
-  const auto block = [&](int i) { return static_cast<size_t>(i / k / 128 * column_blocks + i % k / 128); };
+  const auto block = [&](int i) { return sized(i / k / 128 * column_blocks + i % k / 128); };
   for (int i = 0; i < n * k; ++i) w.scales[block(i)] = std::max(w.scales[block(i)], std::abs(real(i)));
   for (float& scale : w.scales) scale /= 448;
   for (int i = 0; i < n * k; ++i) w.data[static_cast<size_t>(i)] = std::byte{e4m3_encode(real(i) / w.scales[block(i)])};
@@ -129,7 +129,7 @@ TEST_CASE("FP8 block weights quantise and multiply (w8a16) to the published numb
     CAPTURE(math->description());
     // x is exact in BF16 and so are the codes: both profiles differ from exact only in FP32 rounding.
     const auto y = product(*math, math->pack(w.view(), math->preferred_format()), x, 2);
-    for (const expected& e : published) CHECK(std::abs(y[static_cast<size_t>(e.row * n + e.column)] - e.value) < 3e-6F);
+    for (const expected& e : published) CHECK(std::abs(y[sized(e.row * n + e.column)] - e.value) < 3e-6F);
   }
 }
 

@@ -27,10 +27,10 @@ std::map<int, float> chosen(const router_parameters& p, const std::vector<float>
 
 void check_gates(const std::map<int, float>& found, const std::map<int, float>& expected) {
   REQUIRE(found.size() == expected.size());
-  for (const auto& [expert, gate] : expected) {
-    CAPTURE(expert);
-    REQUIRE(found.contains(expert));
-    CHECK(found.at(expert) == doctest::Approx(gate).epsilon(2e-6));
+  for (const auto& wanted : expected) {
+    CAPTURE(wanted.first);
+    REQUIRE(found.contains(wanted.first));
+    CHECK(found.at(wanted.first) == doctest::Approx(wanted.second).epsilon(2e-6));
   }
 }
 

@@ -1,0 +1,173 @@
+// The real command with real processes: streams survive the death or silence of any worker.
+#include <doctest/doctest.h>
+
+#include <atomic>
+
+#include "apps/cluster/simulated_cluster.hpp"
+#include "tests/live/served_cluster.hpp"
+
+namespace troupe::testing {
+
+namespace {
+
+constexpr int streams = 16;
+
+nlohmann::json completion(int i, int max_tokens) {
+  static const char* prompts[] = {"In the beginning", "And Moses said unto", "The LORD is my", "And it came to pass",
+                                  "Blessed are the",  "Then David arose",    "Woe unto",       "Behold, the days come"};
+  return {{"prompt", std::string(prompts[i % 8]) + (i >= 8 ? " that" : "")},
+          {"max_tokens", max_tokens},
+          {"temperature", i % 2 == 0 ? 0.0 : 0.9},
+          {"seed", 100 + i},
+          {"logprobs", 1},
+          {"ignore_eos", true}};
+}
+
+// What a completion gave: text and the log-probability of each token, compared for equality.
+nlohmann::json outcome(const std::optional<http_answer>& answer) {
+  if (!answer) return "no answer";
+  const auto document = answer->json();
+  if (answer->status != 200) return {{"status", answer->status}, {"error", document}};
+  const auto& choice = document["choices"][0];
+  return {{"text", choice["text"]}, {"logprobs", choice["logprobs"]["token_logprobs"]}};
+}
+
+std::vector<nlohmann::json> run_streams(const served_cluster& cluster, int max_tokens,
+                                        const std::function<void()>& meanwhile = {}) {
+  std::vector<nlohmann::json> outcomes(streams);
+  std::vector<std::thread> clients;
+  for (int i = 0; i < streams; ++i)
+    clients.emplace_back([&, i] {
+      outcomes[static_cast<size_t>(i)] =
+          outcome(http_call(cluster.port(), "POST", "/v1/completions", completion(i, max_tokens).dump()));
+    });
+  if (meanwhile) meanwhile();
+  for (auto& client : clients) client.join();
+  return outcomes;
+}
+
+uint64_t completion_tokens(const served_cluster& cluster) {
+  const auto document = cluster.cluster();
+  return document.contains("requests") ? document["requests"]["completion_tokens"].get<uint64_t>() : 0;
+}
+
+// Disturbs each worker in turn, `rounds` times, with 16 streams under way.
+void disturb(int signal, int rounds) {
+  constexpr int tokens = 48;
+  served_cluster cluster(4);
+  REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
+  const auto undisturbed = run_streams(cluster, tokens);
+  for (const auto& one : undisturbed) REQUIRE_MESSAGE(one.contains("text"), one.dump());
+  for (int round = 0; round < rounds; ++round)
+    for (int node = 1; node <= 3; ++node) {
+      CAPTURE(round);
+      CAPTURE(node);
+      REQUIRE(cluster.wait_for_live_nodes(4));
+      const pid_t victim = cluster.node_process(node);
+      REQUIRE(victim != 0);
+      const uint64_t before = completion_tokens(cluster);
+      // Strikes somewhere in the middle: after a part of the tokens that grows from round to round.
+      const uint64_t moment = before + static_cast<uint64_t>(streams * tokens) * static_cast<uint64_t>(1 + round % 8) / 10;
+      const auto disturbed = run_streams(cluster, tokens, [&] {
+        served_cluster::wait_until([&] { return completion_tokens(cluster) >= moment; });
+        kill(victim, signal);
+      });
+      for (size_t i = 0; i < disturbed.size(); ++i) REQUIRE(disturbed[i] == undisturbed[i]);
+    }
+  CHECK(cluster.cluster()["requests"]["failed"] == 0);
+}
+
+}  // namespace
+
+TEST_CASE("1, 2 and 4 processes and virtual time give equal texts and log-probabilities") {
+  constexpr int tokens = 24;
+  std::vector<nlohmann::json> first;
+  for (const uint32_t nodes : {1U, 2U, 4U}) {
+    CAPTURE(nodes);
+    served_cluster cluster(nodes, "profile: f32\nmicro_batches: " + std::to_string(nodes == 2 ? 1 : 2) +
+                                      "\nthreads_per_node: " + std::to_string(nodes == 1 ? 2 : 1) +
+                                      "\nredundant_replicas: " + std::to_string(nodes == 1 ? 0 : 1) + "\n");
+    REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
+    const auto outcomes = run_streams(cluster, tokens);
+    for (const auto& one : outcomes) REQUIRE_MESSAGE(one.contains("text"), one.dump());
+    if (first.empty()) first = outcomes;
+    CHECK(outcomes == first);
+  }
+
+  const std::string model = TROUPE_SOURCE_DIR "/examples/tiny-moe";
+  const auto words = tokenizer::load(model);
+  REQUIRE(words);
+  simulation_options options;
+  options.settings.nodes = 4;
+  simulated_cluster simulated(*simulated_model::load(model, kernels::compute::make(kernels::profile::f32)), options);
+  REQUIRE(simulated.start());
+  for (int i = 0; i < streams; ++i) {
+    const auto asked = completion(i, tokens);
+    generation_request request;
+    request.prompt_ids = words->encode(asked["prompt"].get<std::string>());
+    request.prompt_ids.insert(request.prompt_ids.begin(), words->bos().value());
+    request.max_tokens = tokens;
+    request.temperature = asked["temperature"].get<float>();
+    request.seed = asked["seed"].get<uint64_t>();
+    request.ignore_eos = true;
+    simulated.submit(std::move(request));
+  }
+  REQUIRE(simulated.run_until([&] { return simulated.all_ended(); }, std::chrono::seconds(600)));
+  for (size_t i = 0; i < streams; ++i) {
+    const auto& stream = *simulated.streams()[i];
+    CHECK(nlohmann::json(stream.logprobs) == first[i]["logprobs"]);
+  }
+}
+
+TEST_CASE("kill -9 of each worker in turn changes no token of 16 streams") { disturb(SIGKILL, 1); }
+
+TEST_CASE("SIGSTOP of each worker in turn changes no token of 16 streams") { disturb(SIGSTOP, 1); }
+
+TEST_CASE("kill -9 of each worker in turn, 20 times" * doctest::test_suite("full")) { disturb(SIGKILL, 20); }
+
+TEST_CASE("SIGSTOP of each worker in turn, 20 times" * doctest::test_suite("full")) { disturb(SIGSTOP, 20); }
+
+TEST_CASE("no process is left behind, however the head ends") {
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    CAPTURE(signal);
+    served_cluster cluster(4);
+    REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
+    std::vector<pid_t> nodes;
+    for (int node = 1; node <= 3; ++node) nodes.push_back(cluster.node_process(node));
+    kill(nodes[1], SIGSTOP);  // not even a stopped one
+    cluster.stop(signal);
+    for (const pid_t node : nodes)
+      CHECK(served_cluster::wait_until([&] { return kill(node, 0) != 0; }));
+  }
+}
+
+TEST_CASE("a client that goes away has its request cancelled and its blocks freed") {
+  served_cluster cluster(2);
+  REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
+  {
+    const int connection = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(cluster.port());
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    REQUIRE(connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    auto asked = completion(0, 900);
+    asked["stream"] = true;
+    const std::string body = asked.dump();
+    const std::string request = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                                "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+    REQUIRE(send(connection, request.data(), request.size(), MSG_NOSIGNAL) > 0);
+    char part[512];
+    REQUIRE(recv(connection, part, sizeof part, 0) > 0);
+    close(connection);
+  }
+  CHECK(served_cluster::wait_until([&] { return cluster.cluster()["requests"]["cancelled"] == 1; }));
+  CHECK(served_cluster::wait_until([&] {
+    const auto document = cluster.cluster();
+    for (const auto& node : document["nodes"])
+      if (node["counters"]["kv_blocks_free"] != node["counters"]["kv_blocks"]) return false;
+    return true;
+  }));
+}
+
+}  // namespace troupe::testing

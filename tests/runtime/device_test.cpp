@@ -1,0 +1,187 @@
+#include "runtime/device/cpu_device.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <random>
+
+#include "runtime/model/weights.hpp"
+#include "runtime/serving/settings.hpp"
+#include "runtime/serving/shard_load.hpp"
+
+namespace troupe {
+namespace {
+
+constexpr uint32_t hidden = 64;
+constexpr int width = 32;
+
+kernels::packed_matrix random_matrix(const kernels::compute& math, int n, int k, uint64_t seed) {
+  std::mt19937_64 draw(seed);
+  std::vector<float> values(static_cast<size_t>(n) * static_cast<size_t>(k));
+  for (auto& value : values) value = static_cast<float>(static_cast<int>(draw() % 256) - 128) / 512.0F;
+  return math.pack({.dtype = kernels::weight_dtype::f32, .data = values.data(), .n = n, .k = k},
+                   math.preferred_format());
+}
+
+expert_weights random_expert(const kernels::compute& math, uint64_t seed) {
+  expert_weights weights;
+  weights.gate = random_matrix(math, width, hidden, seed);
+  weights.up = random_matrix(math, width, hidden, seed + 1);
+  weights.down = random_matrix(math, hidden, width, seed + 2);
+  return weights;
+}
+
+// A dispatch of `rows` rows, all for one expert, and the room for its answer.
+void fill(dispatch_work& work, buffer_pool& pool, uint32_t rows_wanted, uint64_t seed) {
+  auto& header = work.request.header;
+  header.kind = message_kind::dispatch;
+  header.dtype = wire_dtype::f32;
+  header.hidden = hidden;
+  header.row_count = header.pair_count = rows_wanted;
+  header.payload_bytes = payload_bytes(wire_dtype::f32, hidden, rows_wanted, rows_wanted);
+  work.request.payload = pool.acquire(header.payload_bytes);
+  work.answer.header = header;
+  work.answer.header.kind = message_kind::combine;
+  work.answer.payload = pool.acquire(header.payload_bytes);
+  std::mt19937_64 draw(seed);
+  auto* values = reinterpret_cast<float*>(rows(work.request));
+  for (uint32_t i = 0; i < rows_wanted * hidden; ++i) values[i] = static_cast<float>(static_cast<int>(draw() % 256) - 128) / 64.0F;
+  work.order.clear();
+  for (uint32_t i = 0; i < rows_wanted; ++i) {
+    pairs(work.request)[i] = {static_cast<uint16_t>(i), 0, 0, 0, 0};
+    work.order.push_back(i);
+  }
+  work.experts_left = 1;
+}
+
+struct counting_listener : dispatch_listener {
+  std::atomic<int> done{0};
+  void completed(dispatch_work&) override { ++done; }
+};
+
+// A stage that holds the device until it is let go.
+struct blocking_stage : stage_task {
+  std::atomic<bool> go{false};
+  std::atomic<int> done{0};
+  void run(worker_team&) override {
+    while (!go) std::this_thread::yield();
+  }
+  void completed() override { ++done; }
+  task_cost cost() const override { return {}; }
+};
+
+std::vector<float> outputs(const dispatch_work& work) {
+  const auto* values = reinterpret_cast<const float*>(rows(work.answer));
+  return {values, values + work.answer.header.pair_count * hidden};
+}
+
+template <class Condition>
+bool eventually(Condition&& condition) {
+  for (int i = 0; i < 20000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return condition();
+}
+
+}  // namespace
+
+TEST_CASE("rows from several sources become one launch that reads the expert's weights once") {
+  for (const int threads : {1, 2}) {
+    CAPTURE(threads);
+    cpu_device device(kernels::compute::make(kernels::profile::f32), threads);
+    buffer_pool pool(64U << 20U);
+    const auto weights = random_expert(device.math(), 5);
+    counting_listener listener;
+    std::vector<dispatch_work> together(4), alone(4);
+    for (size_t i = 0; i < 4; ++i)
+      for (auto* set : {&together, &alone}) {
+        fill((*set)[i], pool, 8 + static_cast<uint32_t>(i) * 50, i);
+        (*set)[i].listener = &listener;
+      }
+    blocking_stage hold;
+    device.submit(hold);
+    for (auto& work : together) device.submit(expert_task{&weights, &work, 3, 0, 0, work.request.header.row_count});
+    hold.go = true;
+    REQUIRE(eventually([&] { return listener.done == 4; }));
+    CHECK(device.statistics().weight_passes == 1);
+    CHECK(device.statistics().expert_launches == 1);
+
+    // One after the other the bits are the same: a row does not depend on its company.
+    for (int i = 0; i < 4; ++i) {
+      auto& work = alone[static_cast<size_t>(i)];
+      device.submit(expert_task{&weights, &work, 3, 0, 0, work.request.header.row_count});
+      REQUIRE(eventually([&] { return listener.done == 5 + i; }));
+    }
+    for (size_t i = 0; i < 4; ++i) CHECK(outputs(together[i]) == outputs(alone[i]));
+    device.stop();
+  }
+}
+
+TEST_CASE("stages go before experts, and experts of one layer before the next layer's") {
+  device_queue queue;
+  blocking_stage stage;
+  dispatch_work work;
+  queue.push(expert_task{nullptr, &work, 2, 7, 0, 1});
+  queue.push(expert_task{nullptr, &work, 3, 1, 0, 1});
+  queue.push(expert_task{nullptr, &work, 2, 4, 0, 1});
+  queue.push(stage);
+  std::vector<expert_task> group;
+  CHECK(queue.take(group) == &stage);
+  CHECK(queue.take(group) == nullptr);
+  REQUIRE(group.size() == 2);
+  CHECK(group[0].expert == 4);
+  CHECK(group[1].expert == 7);
+  CHECK(queue.take(group) == nullptr);
+  REQUIRE(group.size() == 1);
+  CHECK(group[0].layer == 3);
+  CHECK(queue.empty());
+}
+
+TEST_CASE("an output that is NaN or infinite marks its dispatch") {
+  cpu_device device(kernels::compute::make(kernels::profile::f32), 1);
+  buffer_pool pool(1U << 20U);
+  const auto weights = random_expert(device.math(), 5);
+  counting_listener listener;
+  dispatch_work work;
+  fill(work, pool, 2, 1);
+  work.listener = &listener;
+  reinterpret_cast<float*>(rows(work.request))[3] = std::numeric_limits<float>::infinity();
+  device.submit(expert_task{&weights, &work, 0, 0, 0, 2});
+  REQUIRE(eventually([&] { return listener.done == 1; }));
+  CHECK(work.bad_output);
+  device.stop();
+}
+
+TEST_CASE("a team runs every item once, whatever its size") {
+  for (const int threads : {1, 2, 4}) {
+    worker_team team(threads);
+    for (int round = 0; round < 200; ++round) {
+      std::vector<std::atomic<int>> ran(37);
+      team.parallel(37, [&](int i, worker_memory&) { ++ran[static_cast<size_t>(i)]; });
+      for (const auto& count : ran) REQUIRE(count == 1);
+    }
+  }
+}
+
+TEST_CASE("balancers choose by the published objectives") {
+  const shard_load busy{.requests = 1, .tokens = 100, .attention_work = 5050};
+  const shard_load idle{.requests = 3, .tokens = 90, .attention_work = 1365};
+  const std::vector<shard_load> loads{busy, idle};
+  CHECK(choose_prefill_shard(loads, 10) == 1);
+  CHECK(choose_decode_shard(loads) == 1);
+  CHECK(!choose_prefill_shard({}, 10));
+}
+
+TEST_CASE("settings survive the way to a node, and bad ones are refused by name") {
+  serving_settings settings;
+  settings.model = "/a model";
+  settings.rows_max = 77;
+  const auto read = parse_settings(settings.to_json());
+  REQUIRE(read);
+  CHECK(read->rows_max == 77);
+  CHECK(read->model == "/a model");
+  settings.verdict_ms = settings.heartbeat_ms;
+  CHECK(validate(settings).failure().message.find("verdict_ms") != std::string::npos);
+  CHECK(!parse_settings("{}"));
+}
+
+}  // namespace troupe

@@ -1,0 +1,117 @@
+#include "runtime/serving/sequence_batcher.hpp"
+
+#include <doctest/doctest.h>
+
+namespace troupe {
+namespace {
+
+kernels::kv_layout small_layout() {
+  kernels::kv_layout layout;
+  layout.rk = 4;
+  layout.dr = 2;
+  layout.block_bytes = 1024;
+  return layout;
+}
+
+std::unique_ptr<sequence> prompt_of(uint64_t request, uint32_t tokens, uint32_t max_tokens, uint32_t attempt = 0) {
+  auto made = std::make_unique<sequence>();
+  made->request = request_id{request};
+  made->attempt = attempt;
+  made->tokens.assign(tokens, 7);
+  made->prompt_tokens = tokens;
+  made->max_tokens = max_tokens;
+  return made;
+}
+
+struct fixture {
+  kv_cache cache{small_layout(), 1, 16};
+  sequence_batcher batcher{{.rows_max = 32, .chunk = 8, .micro_batches = 2, .sequences_max = 4}, cache};
+  std::vector<batch_row> rows;
+
+  // Ends a micro-batch; every sampled token is 9, and a sequence leaves after `last` tokens.
+  void finish(uint32_t last) {
+    batcher.finish(rows, [&](sequence& owner, size_t, bool) {
+      owner.tokens.push_back(9);
+      return owner.completion_tokens() >= last;
+    });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a prompt is computed in chunks, and only its last row samples") {
+  fixture f;
+  REQUIRE(f.batcher.add(prompt_of(1, 20, 4)));
+  for (const size_t expected : {8U, 8U, 4U}) {
+    REQUIRE(f.batcher.pick(f.rows));
+    CHECK(f.rows.size() == expected);
+    CHECK(f.rows.back().samples == (expected == 4));
+    f.finish(4);
+  }
+  CHECK(!f.batcher.pick(f.rows));  // waits for its place to decode
+  REQUIRE(f.batcher.start_decoding(request_id{1}, 0));
+  REQUIRE(f.batcher.pick(f.rows));
+  REQUIRE(f.rows.size() == 1);
+  CHECK(f.rows[0].position == 20);
+  CHECK(f.rows[0].token == 9);
+}
+
+TEST_CASE("a sequence is in one micro-batch at a time, and each kind is shared out evenly") {
+  fixture f;
+  for (uint64_t i = 0; i < 4; ++i) REQUIRE(f.batcher.add(prompt_of(i, 8, 4)));
+  std::vector<batch_row> second;
+  REQUIRE(f.batcher.pick(f.rows));
+  REQUIRE(f.batcher.pick(second));
+  CHECK(f.rows.size() == 16);
+  CHECK(second.size() == 16);
+  CHECK(f.rows.front().owner != second.front().owner);
+  std::vector<batch_row> third;
+  CHECK(!f.batcher.pick(third));
+}
+
+TEST_CASE("KV blocks are taken at admission and all come back") {
+  fixture f;
+  REQUIRE(f.batcher.add(prompt_of(1, 8, 24)));
+  CHECK(f.cache.free_count() == 15);
+  REQUIRE(f.batcher.pick(f.rows));
+  f.finish(1);
+  CHECK(f.cache.free_count() == 16);
+  CHECK(f.batcher.size() == 0);
+}
+
+TEST_CASE("what is cancelled in a running micro-batch is freed when that ends") {
+  fixture f;
+  REQUIRE(f.batcher.add(prompt_of(1, 8, 24)));
+  REQUIRE(f.batcher.pick(f.rows));
+  CHECK(f.batcher.cancel(request_id{1}, 0));
+  CHECK(f.cache.free_count() == 15);
+  bool heard = false;
+  f.batcher.finish(f.rows, [&](sequence&, size_t, bool) { return heard = true; });
+  CHECK(!heard);
+  CHECK(f.cache.free_count() == 16);
+}
+
+TEST_CASE("a newer attempt replaces an older one, and an older one is ignored") {
+  fixture f;
+  REQUIRE(f.batcher.add(prompt_of(1, 8, 24, 1)));
+  REQUIRE(f.batcher.add(prompt_of(1, 8, 24, 0)));
+  CHECK(f.batcher.find(request_id{1}, 1) != nullptr);
+  REQUIRE(f.batcher.add(prompt_of(1, 9, 24, 2)));
+  CHECK(f.batcher.find(request_id{1}, 1) == nullptr);
+  CHECK(f.batcher.find(request_id{1}, 2) != nullptr);
+  CHECK(f.batcher.size() == 1);
+}
+
+TEST_CASE("too many sequences, and one that can never fit, are refused with a sentence") {
+  fixture f;
+  for (uint64_t i = 0; i < 4; ++i) REQUIRE(f.batcher.add(prompt_of(i, 8, 4)));
+  const auto full = f.batcher.add(prompt_of(9, 8, 4));
+  REQUIRE(!full);
+  CHECK(full.failure().code == errc::exhausted);
+  fixture g;
+  const auto huge = g.batcher.add(prompt_of(1, 8, 10000));
+  REQUIRE(!huge);
+  CHECK(huge.failure().code == errc::invalid_argument);
+}
+
+}  // namespace troupe
