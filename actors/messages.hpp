@@ -330,8 +330,11 @@ struct load_done {
   std::shared_ptr<loaded_weights> weights;
 };
 
-// A periodic reminder to oneself.
-struct tick {};
+// A periodic reminder to oneself. An actor that changes its period starts another chain and ignores
+// what is left of the old one.
+struct tick {
+  uint32_t chain = 0;
+};
 
 // Sends without waiting and without a sender; a handle that the view does not name yet is silence.
 template <class Message>

@@ -35,7 +35,7 @@ node_actor::behavior_type node_state::start(node_actor::stateful_pointer<node_st
       [this](const load_done& message) { on_loaded(message); },
       [this](const shard_report& report) { shard_reports_[report.slot] = report; },
       [this](const host_report& report) { host_report_ = report; },
-      [this](const tick&) { on_tick(); },
+      [this](const tick& reminder) { on_tick(reminder); },
   };
 }
 
@@ -80,7 +80,11 @@ void node_state::on_loaded(const load_done& message) {
   phase_ = phase::serving;
   spawn_children(weights);
   tell(environment_.coordinator, ready_);
+  ++chain_;
+  remind({});  // heartbeats begin at once
 }
+
+void node_state::remind(std::chrono::milliseconds delay) { self_->delayed_send(self_, delay, tick{chain_}); }
 
 void node_state::spawn_children(loaded_weights& weights) {
   auto& seams = *environment_.seams;
@@ -147,21 +151,22 @@ void node_state::on_view(const cluster_view& view) {
   for (const auto& shard : shards_) self_->send(shard, shared);
 }
 
-void node_state::on_tick() {
+void node_state::on_tick(const tick& reminder) {
+  if (reminder.chain != chain_) return;
   switch (phase_) {
     case phase::joining:
       tell(environment_.coordinator,
            join_request{environment_.wanted_node, environment_.process_token, environment_.profiles, environment_.host,
                         environment_.process, caf::actor_cast<caf::strong_actor_ptr>(self_)});
-      self_->delayed_send(self_, join_period, tick{});
+      remind(join_period);
       return;
-    case phase::loading: self_->delayed_send(self_, join_period, tick{}); return;
+    case phase::loading: return;  // the loader's end starts another chain
     case phase::serving: {
       if (!in_view_) tell(environment_.coordinator, ready_);
       heartbeat beat{node_, incarnation_, epoch_, totals()};
       for (const auto& [slot, report] : shard_reports_) beat.epoch = std::min(beat.epoch, report.epoch);
       tell(environment_.coordinator, beat);
-      self_->delayed_send(self_, std::chrono::milliseconds(settings_.heartbeat_ms), tick{});
+      remind(std::chrono::milliseconds(settings_.heartbeat_ms));
       return;
     }
     case phase::ended: return;

@@ -42,7 +42,8 @@ class node_state {
   void on_accepted(const join_accepted& message);
   void on_loaded(const load_done& message);
   void on_view(const cluster_view& view);
-  void on_tick();
+  void on_tick(const tick& reminder);
+  void remind(std::chrono::milliseconds delay);
   void spawn_children(loaded_weights& weights);
   void end(const error& reason, bool retired);
   node_counters totals() const;
@@ -62,6 +63,7 @@ class node_state {
   epoch_id epoch_;
   node_ready ready_;
   bool in_view_ = false;
+  uint32_t chain_ = 0;  // of reminders
 };
 
 }  // namespace troupe

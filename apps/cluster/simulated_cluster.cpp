@@ -152,6 +152,7 @@ simulated_cluster::~simulated_cluster() {
   scheduler().time().clear();
   scheduler().clock().cancel_all();
   while (scheduler().try_run_once()) scheduler().clock().cancel_all();
+  scheduler().time().clear();  // micro-batches that were under way hold buffers of the nodes' pools
   proxies_.clear();
   proxies_to_.clear();
   front_ = {};

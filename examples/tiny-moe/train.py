@@ -168,7 +168,8 @@ def prepare(args):
     split = {"train": [c for i, c in enumerate(chapters) if i not in held_out],
              "held_out": [c for i, c in enumerate(chapters) if i in held_out]}
     tokenizer = train_tokenizer([chapter_text(c) for c in split["train"]])
-    args.work.mkdir(parents=True, exist_ok=True)
+    for folder in (args.work, args.out):
+        folder.mkdir(parents=True, exist_ok=True)
     (args.work / "split.json").write_text(json.dumps(split))
     write_tokenizer(tokenizer, args.out)
     for name, part in split.items():
@@ -1004,14 +1005,14 @@ def evaluate(args):
 
 GOLDEN_PROMPTS = (  # Name, text, whether it is a chat turn.
     ("plain", "And God said unto Moses,", False),
-    ("chat", "Tell me of David.", True),
+    ("chat", "Tell me of Jesus.", True),
     ("long", "Now these are the names of the children of Israel, which came into Egypt; "
      "every man and his household came with Jacob. And there arose up a new king over "
      "Egypt, which knew not Joseph. And he said unto his people, Behold, the people of "
      "the children of Israel are more and mightier than we: come on, let us deal wisely "
      "with them; lest they multiply, and it come to pass, that, when there falleth out "
      "any war, they join also unto our enemies, and fight against us. And the king spake "
-     "unto the people, saying,", False),
+     "unto the Hebrew midwives,", False),
 )
 
 GOLDEN_TEXTS = (

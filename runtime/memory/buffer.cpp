@@ -42,8 +42,9 @@ buffer_pool::~buffer_pool() {
 }
 
 buffer_ref buffer_pool::acquire(uint64_t size) {
+  if (size > bytes_max_) return {};
   const int size_class = class_of(size);
-  if (size > bytes_max_ || size_class >= class_count) return {};
+  if (size_class >= class_count) return {};
   const uint64_t capacity = capacity_of(size_class);
   const std::lock_guard lock(mutex_);
   auto& list = cached_[static_cast<size_t>(size_class)];

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/memory/short_lock.hpp"
+
 namespace troupe {
 
 class buffer_pool;
@@ -84,7 +86,7 @@ class buffer_pool {
   static constexpr int class_count = 26;  // 256 bytes .. 8 GiB
 
   const uint64_t bytes_max_;
-  mutable std::mutex mutex_;
+  mutable short_lock mutex_;
   uint64_t bytes_held_ = 0;    // in use and cached
   uint64_t bytes_cached_ = 0;
   std::array<std::vector<buffer*>, class_count> cached_;

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "runtime/memory/short_lock.hpp"
 #include "runtime/wire/micro_batch.hpp"
 #include "runtime/wire/ucx_peer.hpp"
 
@@ -60,7 +61,7 @@ class request_pool {
   void grow();
 
   request_stack returned_;
-  std::mutex mutex_;
+  short_lock mutex_;
   send_request* free_ = nullptr;
   std::vector<std::unique_ptr<send_request[]>> chunks_;
 };

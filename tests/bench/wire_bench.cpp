@@ -38,7 +38,7 @@ double now_us() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-int rounds_for(uint64_t bytes) { return bytes >= largest ? 60 : bytes >= 1 << 20 ? 400 : 20'000; }
+int rounds_for(uint64_t bytes) { return bytes >= largest ? 30 : bytes >= 1 << 20 ? 300 : 10'000; }
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -265,23 +265,39 @@ double time_perftest(const std::string& transports, uint64_t bytes) {
   return typical;
 }
 
+// Each figure is the median of several passes, which alternate so that a busy machine disturbs all alike.
 void print_table(const std::string& transports, bool json) {
   const std::vector<uint64_t> sizes{4 << 10, 32 << 10, 64 << 10, 1 << 20, largest};
-  const auto raw = time_raw(transports, sizes);
-  const auto wire = time_wire(transports, sizes, false, false);
-  const auto actor = time_wire(transports, sizes, false, true);
-  const auto checked = time_wire(transports, sizes, true, false);
+  constexpr int passes = 5;
+  struct column {
+    std::function<std::vector<double>()> measure;
+    std::vector<std::vector<double>> by_size;
+  };
+  std::vector<column> columns{{[&] { return time_raw(transports, sizes); }, {}},
+                              {[&] { return time_wire(transports, sizes, false, false); }, {}},
+                              {[&] { return time_wire(transports, sizes, false, true); }, {}},
+                              {[&] { return time_wire(transports, sizes, true, false); }, {}}};
+  for (auto& one : columns) one.by_size.resize(sizes.size());
+  for (int pass = 0; pass < passes; ++pass)
+    for (auto& one : columns) {
+      const auto times = one.measure();
+      for (size_t i = 0; i < sizes.size(); ++i) one.by_size[i].push_back(times[i]);
+    }
   if (!json)
     std::printf("\n%s, half round trip in us (median)\n%10s %10s %10s %8s %12s %14s %10s\n", transports.c_str(), "bytes",
                 "raw", "wire", "ratio", "wire, actor", "wire, checked", "perftest");
   for (size_t i = 0; i < sizes.size(); ++i) {
+    double figure[4];
+    for (size_t c = 0; c < 4; ++c) figure[c] = median(columns[c].by_size[i]);
     const double perftest = time_perftest(transports, sizes[i]);
-    const char* const format =
-        json ? R"({"transports":"%s","bytes":%zu,"raw_us":%.3f,"wire_us":%.3f,"ratio":%.3f,"actor_us":%.3f,"checked_us":%.3f,"perftest_us":%.3f})"
-               "\n"
-             : "%.0s%10zu %10.2f %10.2f %8.2f %12.2f %14.2f %10.2f\n";
-    std::printf(format, transports.c_str(), static_cast<size_t>(sizes[i]), raw[i], wire[i], wire[i] / raw[i], actor[i],
-                checked[i], perftest);
+    if (json) {
+      std::printf(R"({"transports":"%s","bytes":%zu,"raw_us":%.3f,"wire_us":%.3f,"actor_us":%.3f,"checked_us":%.3f,"perftest_us":%.3f})"
+                  "\n",
+                  transports.c_str(), static_cast<size_t>(sizes[i]), figure[0], figure[1], figure[2], figure[3], perftest);
+    } else {
+      std::printf("%10zu %10.2f %10.2f %8.2f %12.2f %14.2f %10.2f\n", static_cast<size_t>(sizes[i]), figure[0], figure[1],
+                  figure[1] / figure[0], figure[2], figure[3], perftest);
+    }
     std::fflush(stdout);
   }
 }

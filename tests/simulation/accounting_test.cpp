@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <new>
+#include <set>
 #include <tuple>
 
 #include "tests/simulation/simulation_fixtures.hpp"
@@ -49,12 +50,6 @@ namespace {
 constexpr uint32_t moe_layers = 2;
 constexpr uint32_t experts = 16;
 
-uint64_t steps_of(const simulated_cluster& cluster) {
-  uint64_t steps = 0;
-  for (const auto& node : cluster.board().nodes) steps += node.counters.steps;
-  return steps;
-}
-
 generation_request long_decode(uint32_t i) {
   auto request = mixed_request(i, 400);
   request.ignore_eos = true;
@@ -80,26 +75,27 @@ struct passes {
   uint64_t steps = 0;
 };
 
-// Weight passes for each expert and step, where every shard's micro-batches count one step each and
-// four shards' steps that run together share one pass.
+// How often a replica's weights are read for each step: grouped launches count one for each expert that
+// has rows; a step is one micro-batch's way through one layer on every shard. A perfect gather gives 1.
 passes measure_passes(uint32_t nodes, uint32_t shards_per_node, uint32_t micro_batches) {
   auto options = t1_options(nodes);
   options.settings.shards_per_node = shards_per_node;
   options.settings.micro_batches = micro_batches;
-  options.settings.heartbeat_ms = 5;
+  options.settings.redundant_replicas = 0;  // so that each expert has one place where it is read
   options.settings.kv_blocks = 1024;
   simulated_cluster cluster(t1_model(), options);
   saturate(cluster, 256);
-  const uint64_t shards = uint64_t{nodes} * shards_per_node;
-  cluster.run_for(milliseconds(10));
+  std::set<std::tuple<uint16_t, uint16_t, uint64_t, uint32_t>> shard_layers;
+  cluster.network().observe([&](const micro_batch_header& header, const endpoint&) {
+    if (header.kind == message_kind::dispatch)
+      shard_layers.emplace(header.source_node, header.source_slot, header.step, header.layer);
+  });
   const uint64_t passes_before = cluster.device_totals().weight_passes;
-  const uint64_t steps_before = steps_of(cluster);
   cluster.run_for(milliseconds(60));
-  const uint64_t steps = steps_of(cluster) - steps_before;
-  const uint64_t counted_passes = cluster.device_totals().weight_passes - passes_before;
+  const auto counted = static_cast<double>(cluster.device_totals().weight_passes - passes_before);
   REQUIRE(!cluster.all_ended());
-  const double rounds = static_cast<double>(steps) / static_cast<double>(shards);
-  return {static_cast<double>(counted_passes) / (rounds * moe_layers * experts), steps};
+  const auto rounds = static_cast<double>(shard_layers.size()) / (nodes * shards_per_node);
+  return {counted / (rounds * experts), shard_layers.size() / moe_layers};
 }
 
 }  // namespace

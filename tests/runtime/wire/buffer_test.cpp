@@ -1,0 +1,105 @@
+#include "runtime/memory/buffer.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace troupe {
+namespace {
+
+TEST_CASE("a buffer has the size asked for, is aligned, and returns with its last reference") {
+  buffer_pool pool(1 << 20);
+  {
+    const buffer_ref one = pool.acquire(1000);
+    REQUIRE(one);
+    CHECK(one->size == 1000);
+    CHECK(one->capacity == 1024);
+    CHECK(reinterpret_cast<uintptr_t>(one->data) % 64 == 0);
+    CHECK(one.bytes().size() == 1000);
+    buffer_ref two = one;
+    buffer_ref three = std::move(two);
+    CHECK_FALSE(two);
+    CHECK(three->data == one->data);
+    three = buffer_ref();
+    CHECK(pool.bytes_in_use() == 1024);
+  }
+  CHECK(pool.bytes_in_use() == 0);
+}
+
+TEST_CASE("a buffer that was given back is used again") {
+  buffer_pool pool(1 << 20);
+  const std::byte* first = pool.acquire(5000)->data;
+  const buffer_ref again = pool.acquire(8000);
+  CHECK(again->data == first);
+  CHECK(again->size == 8000);
+}
+
+TEST_CASE("a spent budget gives empty references until something returns") {
+  buffer_pool pool(4096);
+  std::vector<buffer_ref> held;
+  for (int i = 0; i < 4; ++i) held.push_back(pool.acquire(1024));
+  CHECK(held.back());
+  CHECK_FALSE(pool.acquire(1));
+  held.pop_back();
+  CHECK(pool.acquire(1));
+}
+
+TEST_CASE("cached buffers of other sizes make room when the budget needs it") {
+  buffer_pool pool(1 << 20);
+  {
+    std::vector<buffer_ref> small;
+    for (int i = 0; i < 1024; ++i) small.push_back(pool.acquire(1024));
+    CHECK(small.back());
+    CHECK_FALSE(pool.acquire(1));
+  }
+  CHECK(pool.acquire(1 << 20));
+  CHECK(pool.acquire(1024));
+}
+
+TEST_CASE("sizes beyond the budget or of no size at all are handled") {
+  buffer_pool pool(3000);
+  CHECK_FALSE(pool.acquire(3001));
+  CHECK_FALSE(pool.acquire(UINT64_MAX));
+  CHECK_FALSE(pool.acquire(2500));  // its class, 4096, exceeds the budget
+  const buffer_ref none = pool.acquire(0);
+  REQUIRE(none);
+  CHECK(none->size == 0);
+}
+
+TEST_CASE("threads may acquire, share and drop buffers at once") {
+  buffer_pool pool(1 << 22);
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t)
+    threads.emplace_back([&pool, t] {
+      std::vector<buffer_ref> held;
+      for (unsigned i = 0; i < 5000; ++i) {
+        auto taken = pool.acquire(256U << (i % 5));
+        if (!taken) {
+          held.clear();
+          continue;
+        }
+        taken->data[0] = static_cast<std::byte>(t);
+        held.push_back(taken);
+        if (held.size() > 20) held.erase(held.begin(), held.begin() + 10);
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  CHECK(pool.bytes_in_use() == 0);
+}
+
+TEST_CASE("references to one buffer may be dropped by different threads") {
+  buffer_pool pool(1 << 20);
+  for (int round = 0; round < 200; ++round) {
+    buffer_ref shared = pool.acquire(512);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) threads.emplace_back([copy = shared]() mutable { copy = buffer_ref(); });
+    shared = buffer_ref();
+    for (auto& thread : threads) thread.join();
+    REQUIRE(pool.bytes_in_use() == 0);
+  }
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,254 @@
+// What connects to a wire and does not keep to its protocol.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "runtime/wire/ucx_greeting.hpp"
+#include "runtime/wire/ucx_link.hpp"
+#include "tests/runtime/wire/fixture.hpp"
+#include "tests/runtime/wire/raw_ucx.hpp"
+
+namespace troupe {
+namespace {
+
+using namespace wire_test;
+
+constexpr uint64_t liar_session = 77;
+
+// A stranger with the protocol's messages at hand, connected to this test's node 1, incarnation 11.
+struct liar {
+  event_log events;
+  std::atomic<int> delivered{0};
+  std::unique_ptr<ucx_wire> node;
+  raw_ucx ucx{"posix,cma,tcp"};
+  greeting heard;
+
+  explicit liar(const std::function<void(ucx_wire_options&)>& adjust = {}) {
+    auto options = options_of(1, 11, &events);
+    if (adjust) adjust(options);
+    node = wire_of(options);
+    node->attach(5, [this](micro_batch) { ++delivered; });
+    ucx.on_message(message_id_greeting, &liar::on_greeting, this);
+    ucx.connect(node->listen_address());
+  }
+  static ucs_status_t on_greeting(void* argument, const void* header, size_t size, void*, size_t,
+                                  const ucp_am_recv_param_t*) {
+    if (auto read = read_greeting(header, size)) static_cast<liar*>(argument)->heard = *read;
+    return UCS_OK;
+  }
+
+  static greeting hello() {
+    greeting out;
+    out.phase = greeting_phase::hello;
+    out.node = 2;
+    out.incarnation = 22;
+    out.destination_node = 1;
+    out.destination_incarnation = 11;
+    out.session = liar_session;
+    return out;
+  }
+  void say(greeting message, bool sealed = true) {
+    if (sealed) seal(message);
+    say_bytes(&message, sizeof message);
+  }
+  void say_bytes(const void* bytes, size_t size) {
+    ucx.send(message_id_greeting, bytes, size, nullptr, 0, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY);
+  }
+  void introduce() {
+    say(hello());
+    REQUIRE(until([&] { return heard.phase == greeting_phase::welcome; }));
+    auto ready = hello();
+    ready.phase = greeting_phase::ready;
+    ready.destination_session = heard.session;
+    say(ready);
+    REQUIRE(until([&] { return events.count(2, 22, true) == 1; }));
+  }
+  static micro_batch_header data_header(uint64_t payload_bytes) {
+    micro_batch_header header;
+    header.kind = message_kind::bulk;
+    header.source_node = 2;
+    header.source_incarnation = 22;
+    header.destination_slot = 5;
+    header.destination_incarnation = 11;
+    header.session = liar_session;
+    header.payload_bytes = payload_bytes;
+    return header;
+  }
+  void send(micro_batch_header header, const std::vector<char>& payload, bool sealed = true) {
+    if (sealed) {
+      micro_batch message;
+      message.header = header;
+      seal(message, false);
+      header = message.header;
+    }
+    const uint32_t flags = payload.size() >= 65536 ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
+    ucx.send(message_id_data, &header, sizeof header, payload.data(), payload.size(), flags);
+  }
+  bool until(const std::function<bool()>& condition) {
+    return eventually([&] {
+      ucx.progress();
+      return condition();
+    });
+  }
+};
+
+TEST_CASE("a stranger that introduces itself properly is heard") {
+  liar peer;
+  peer.introduce();
+  peer.send(liar::data_header(100), std::vector<char>(100));
+  peer.send(liar::data_header(100'000), std::vector<char>(100'000));
+  CHECK(peer.until([&] { return peer.delivered == 2; }));
+}
+
+TEST_CASE("data with wrong headers is dropped and counted, and the wire goes on") {
+  liar peer;
+  peer.introduce();
+  std::vector<micro_batch_header> wrong;
+  auto header = liar::data_header(100);
+  header.magic = 1;
+  wrong.push_back(header);
+  header = liar::data_header(100);
+  header.kind = static_cast<message_kind>(9);
+  wrong.push_back(header);
+  wrong.push_back(liar::data_header(99));
+  wrong.push_back(liar::data_header(uint64_t{1} << 60U));
+  header = liar::data_header(100);
+  header.kind = message_kind::dispatch;
+  header.hidden = 64;
+  header.row_count = 65535;
+  header.pair_count = 0xffffffffU;
+  wrong.push_back(header);
+  header = liar::data_header(100);
+  header.flags = 1;
+  header.payload_checksum = 12345;
+  wrong.push_back(header);
+  for (const auto& one : wrong) peer.send(one, std::vector<char>(100));
+  peer.send(liar::data_header(100), std::vector<char>(100), false);  // no checksum
+  const char junk[20] = "junk";
+  peer.ucx.send(message_id_data, junk, sizeof junk, nullptr, 0, UCP_AM_SEND_FLAG_EAGER);
+  const uint64_t malformed = wrong.size() + 2;
+  CHECK(peer.until([&] { return peer.node->counters().malformed == malformed; }));
+  peer.send(liar::data_header(99), std::vector<char>(100'000));  // and a large one
+  CHECK(peer.until([&] { return peer.node->counters().malformed == malformed + 1; }));
+  CHECK(peer.delivered == 0);
+  peer.send(liar::data_header(100), std::vector<char>(100));
+  CHECK(peer.until([&] { return peer.delivered == 1; }));
+}
+
+TEST_CASE("data larger than the limits is refused before memory is taken for it") {
+  liar peer([](ucx_wire_options& options) { options.payload_bytes_max = 200'000; });
+  peer.introduce();
+  peer.send(liar::data_header(300'000), std::vector<char>(300'000));
+  CHECK(peer.until([&] { return peer.node->counters().malformed == 1; }));
+  peer.send(liar::data_header(200'000), std::vector<char>(200'000));
+  CHECK(peer.until([&] { return peer.delivered == 1; }));
+}
+
+TEST_CASE("data of another node, incarnation or session is dropped as stale") {
+  liar peer;
+  peer.send(liar::data_header(10), std::vector<char>(10));  // before it has said who it is
+  CHECK(peer.until([&] { return peer.node->counters().stale == 1; }));
+  peer.introduce();
+  auto header = liar::data_header(10);
+  header.source_node = 3;
+  peer.send(header, std::vector<char>(10));
+  header = liar::data_header(10);
+  header.source_incarnation = 21;
+  peer.send(header, std::vector<char>(10));
+  header = liar::data_header(10);
+  header.destination_incarnation = 10;
+  peer.send(header, std::vector<char>(10));
+  header = liar::data_header(100'000);
+  header.session = liar_session - 1;
+  peer.send(header, std::vector<char>(100'000));
+  CHECK(peer.until([&] { return peer.node->counters().stale == 5; }));
+  CHECK(peer.delivered == 0);
+}
+
+TEST_CASE("lost and repeated headers show as gaps in the sequence") {
+  liar peer;
+  peer.introduce();
+  for (const uint64_t sequence : {0, 1, 3, 3}) {
+    auto header = liar::data_header(8);
+    header.sequence = sequence;
+    peer.send(header, std::vector<char>(8));
+  }
+  CHECK(peer.until([&] { return peer.delivered == 4; }));
+  CHECK(peer.node->counters().sequence_gaps == 2);
+}
+
+TEST_CASE("a stranger's malformed greetings end its connection and nobody else's") {
+  std::mt19937_64 random(1);
+  for (int kind = 0; kind < 5; ++kind) {
+    CAPTURE(kind);
+    liar peer([](ucx_wire_options& options) { options.handshake_timeout_ms = 2000; });
+    auto message = liar::hello();
+    switch (kind) {
+      case 0: peer.say(message, false); break;  // no checksum
+      case 1: peer.say_bytes("hi", 2); break;
+      case 2: {
+        std::vector<char> noise(8000);
+        for (auto& byte : noise) byte = static_cast<char>(random());
+        peer.say_bytes(noise.data(), noise.size());
+        break;
+      }
+      case 3:
+        message.session = 0;
+        peer.say(message);
+        break;
+      default: break;  // says nothing at all
+    }
+    CHECK(peer.until([&] { return peer.ucx.failed(); }));
+    CHECK(peer.node->counters().malformed == (kind < 4 ? 1 : 0));
+    CHECK(peer.node->counters().peers_up == 0);
+  }
+}
+
+TEST_CASE("greetings out of turn are ignored") {
+  liar peer;
+  auto message = liar::hello();
+  for (const auto phase : {greeting_phase::welcome, greeting_phase::ready, greeting_phase::bye, greeting_phase::ping}) {
+    message.phase = phase;
+    peer.say(message);
+  }
+  peer.introduce();
+  peer.say(liar::hello());  // again
+  message.phase = greeting_phase::bye;
+  message.session = 1;  // of another session
+  peer.say(message);
+  peer.send(liar::data_header(100), std::vector<char>(100));
+  CHECK(peer.until([&] { return peer.delivered == 1; }));
+  CHECK(peer.events.count(2, 22, false) == 0);
+}
+
+TEST_CASE("a greeting of another version is told so") {
+  liar peer;
+  auto message = liar::hello();
+  message.version = 9;
+  peer.say(message);
+  REQUIRE(peer.until([&] { return peer.heard.phase == greeting_phase::refuse; }));
+  CHECK(peer.heard.reason == refusal::wrong_version);
+  CHECK(peer.node->counters().refused_greetings == 1);
+}
+
+TEST_CASE("a greeting survives its encoding, and every damaged byte is noticed") {
+  auto message = liar::hello();
+  seal(message);
+  const auto read = read_greeting(&message, sizeof message);
+  REQUIRE(read);
+  CHECK(read->session == liar_session);
+  for (size_t i = 0; i < sizeof message; ++i) {
+    greeting damaged = message;
+    reinterpret_cast<unsigned char*>(&damaged)[i] ^= 0x10U;
+    CHECK_FALSE(read_greeting(&damaged, sizeof damaged));
+  }
+  auto reversed = message;
+  reversed.magic = __builtin_bswap32(greeting::magic_value);
+  CHECK(read_greeting(&reversed, sizeof reversed).failure().message.find("big-endian") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace troupe
