@@ -36,7 +36,7 @@ buffer_pool::buffer_pool(uint64_t bytes_max) : bytes_max_(bytes_max) {
 }
 
 buffer_pool::~buffer_pool() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   TROUPE_CHECK(bytes_held_ == bytes_cached_, "a buffer pool was destroyed while its buffers were in use");
   trim(bytes_held_);
 }
@@ -45,43 +45,56 @@ buffer_ref buffer_pool::acquire(uint64_t size) {
   if (size > bytes_max_) return {};
   const int size_class = class_of(size);
   if (size_class >= class_count) return {};
-  const uint64_t capacity = capacity_of(size_class);
-  const std::lock_guard lock(mutex_);
-  auto& list = cached_[static_cast<size_t>(size_class)];
-  buffer* taken = nullptr;
-  if (!list.empty()) {
-    taken = list.back();
-    list.pop_back();
-    bytes_cached_ -= capacity;
-  } else {
-    if (bytes_held_ + capacity > bytes_max_) trim(bytes_held_ + capacity - bytes_max_);
-    if (bytes_held_ + capacity > bytes_max_) return {};
+  buffer* taken = take_cached(size_class);
+  if (taken == nullptr) {
+    const uint64_t capacity = capacity_of(size_class);
+    if (!reserve(capacity)) return {};
+    // Outside the lock: taking memory from the system and touching it takes long.
     taken = new buffer;
     taken->data = static_cast<std::byte*>(std::aligned_alloc(capacity >= 4096 ? 4096 : 64, capacity));
     TROUPE_CHECK(taken->data != nullptr, "the system has no memory for a buffer");
     std::memset(taken->data, 0, capacity);  // pre-faulted: the step loop takes no page faults
     taken->capacity = capacity;
     taken->pool = this;
-    bytes_held_ += capacity;
   }
   taken->size = size;
   taken->references.store(1, std::memory_order_relaxed);
   return buffer_ref::adopt(taken);
 }
 
+buffer* buffer_pool::take_cached(int size_class) {
+  const std::lock_guard lock(lock_);
+  auto& list = cached_[static_cast<size_t>(size_class)];
+  if (list.empty()) return nullptr;
+  buffer* const taken = list.back();
+  list.pop_back();
+  bytes_cached_ -= taken->capacity;
+  return taken;
+}
+
+// Counts `capacity` bytes as held, freeing cached ones of other sizes for them. False when the budget is
+// spent.
+bool buffer_pool::reserve(uint64_t capacity) {
+  const std::lock_guard lock(lock_);
+  if (bytes_held_ + capacity > bytes_max_) trim(bytes_held_ + capacity - bytes_max_);
+  if (bytes_held_ + capacity > bytes_max_) return false;
+  bytes_held_ += capacity;
+  return true;
+}
+
 void buffer_pool::give_back(buffer* returned) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   bytes_cached_ += returned->capacity;
   cached_[static_cast<size_t>(class_of(returned->capacity))].push_back(returned);
 }
 
 uint64_t buffer_pool::bytes_in_use() const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   return bytes_held_ - bytes_cached_;
 }
 
 // Frees cached buffers, largest first, until `bytes_wanted` are free or none is left.
-// Requires: the mutex is held.
+// Requires: the lock is held.
 void buffer_pool::trim(uint64_t bytes_wanted) {
   uint64_t freed = 0;
   for (int c = class_count - 1; c >= 0 && freed < bytes_wanted; --c) {

@@ -81,12 +81,14 @@ class buffer_pool {
  private:
   friend class buffer_ref;
   void give_back(buffer* returned);
+  buffer* take_cached(int size_class);
+  bool reserve(uint64_t capacity);
   void trim(uint64_t bytes_wanted);
 
   static constexpr int class_count = 26;  // 256 bytes .. 8 GiB
 
   const uint64_t bytes_max_;
-  mutable short_lock mutex_;
+  mutable short_lock lock_;
   uint64_t bytes_held_ = 0;    // in use and cached
   uint64_t bytes_cached_ = 0;
   std::array<std::vector<buffer*>, class_count> cached_;

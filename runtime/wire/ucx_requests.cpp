@@ -1,5 +1,7 @@
 #include "runtime/wire/ucx_requests.hpp"
 
+#include <mutex>
+
 namespace troupe {
 
 send_request* request_stack::take_all() {
@@ -16,7 +18,7 @@ send_request* request_stack::take_all() {
 }
 
 send_request* request_pool::take() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   if (free_ == nullptr) free_ = returned_.take_all_unordered();
   if (free_ == nullptr) grow();
   send_request* const taken = free_;

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "runtime/memory/short_lock.hpp"
@@ -61,7 +60,7 @@ class request_pool {
   void grow();
 
   request_stack returned_;
-  short_lock mutex_;
+  short_lock lock_;
   send_request* free_ = nullptr;
   std::vector<std::unique_ptr<send_request[]>> chunks_;
 };
