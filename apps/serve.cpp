@@ -19,6 +19,7 @@ struct serve_options {
   std::string config;
   int port = -1;  // -1: the configuration's
   std::string port_file;
+  std::string api_key;
   std::string api_key_file;
   bool no_spawn = false;
   uint32_t nodes = 0;  // 0: the configuration's
@@ -75,7 +76,7 @@ std::vector<std::string> node_arguments(const head& front, uint16_t node) {
           "--node", std::to_string(node)};
 }
 
-void print_invitation(const head& front, uint16_t port) {
+void print_invitation(const head& front, uint16_t port, bool asks_for_key) {
   const auto& config = front.config();
   const std::string host = config.http_address == "0.0.0.0" ? "127.0.0.1" : config.http_address;
   const std::string base = "http://" + host + ":" + std::to_string(port) + "/v1";
@@ -88,7 +89,7 @@ void print_invitation(const head& front, uint16_t port) {
   std::printf("threads of each node: %u compute, 1 actors, 2 network (CAF), 2 wire (UCX)%s\n",
               board.settings.threads_per_node, "; the head also 1 HTTP");
   std::printf("other nodes join with: troupe node --join %s:%u\n\n", config.listen.c_str(), front.join_port());
-  const std::string key = config.api_key_file.empty() ? "" : " -H \"Authorization: Bearer $TROUPE_API_KEY\"";
+  const std::string key = !asks_for_key ? "" : " -H \"Authorization: Bearer $TROUPE_API_KEY\"";
   std::printf("curl -N %s/chat/completions%s -H 'Content-Type: application/json' \\\n"
               "  -d '{\"model\": \"%s\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Tell me of "
               "Moses.\"}]}'\n\n",
@@ -117,7 +118,7 @@ class server {
     if (options_.nodes > 0) config->settings.nodes = options_.nodes;
     if (options_.no_spawn) config->spawn_nodes = false;
     if (auto valid = validate(config->settings); !valid) return valid.failure();
-    auto key = read_key(config->api_key_file);
+    auto key = options_.api_key.empty() ? read_key(config->api_key_file) : result<std::string>(options_.api_key);
     if (!key) return key.failure();
 
     head_callbacks callbacks;
@@ -157,7 +158,7 @@ class server {
       spdlog::warn("the API at {} is open to the network and asks for no key; set api_key_file", config.http_address);
     auto http = http::http_server::start(std::move(options), front);
     if (!http) return http.failure();
-    print_invitation(front, (*http)->port());
+    print_invitation(front, (*http)->port(), !key.empty());
     if (!options_.port_file.empty()) {
       const std::string unfinished = options_.port_file + ".part";
       std::ofstream(unfinished) << (*http)->port() << "\n";
@@ -221,6 +222,8 @@ void add_serve(CLI::App& app, int& exit_code) {
                       "Write the HTTP port into this file once requests are served");
   command->add_option("--api-key-file", options->api_key_file,
                       "File whose first line is the API key that clients must send; default: no key");
+  command->add_option("--api-key", options->api_key, "The key itself; other users of the machine can see it")
+      ->excludes("--api-key-file");
   command->add_option("--nodes", options->nodes, "Number of nodes instead of the configuration's")
       ->check(CLI::Range(1, 256));
   command->add_flag("--no-spawn", options->no_spawn, "Do not start the other nodes; wait until they join");

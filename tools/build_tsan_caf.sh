@@ -92,6 +92,9 @@ if ! fetch; then
 fi
 tree=$(find "$base/source" -mindepth 1 -maxdepth 1 -type d | head -n 1)
 [[ -n $tree ]] || die "the source package unpacked to nothing"
+# One header relies on another to include <limits>; newer compilers do not oblige (one of the patches).
+header=$tree/libcaf_io/caf/io/network/receive_buffer.hpp
+grep -q '<limits>' "$header" || sed -i '0,/#include/s//#include <limits>\n#include/' "$header"
 
 say "configuring $(basename "$tree")"
 launcher=()

@@ -50,6 +50,35 @@ TEST_CASE("tokens and log-probabilities do not depend on nodes, strangers, chunk
   }
 }
 
+TEST_CASE("profile amx_bf16 gives the same bits on every layout of the cluster too") {
+  if (!kernels::cpu_features::detect().amx_bf16) {
+    MESSAGE("skipped: this CPU has no AMX BF16");
+    return;
+  }
+  temporary_directory directory;
+  write_t1_model(directory.path());
+  const auto model = *simulated_model::load(directory.path(), kernels::compute::make(kernels::profile::amx_bf16));
+  const auto run = [&](uint32_t nodes, uint32_t chunk, uint32_t micro_batches, uint32_t requests) {
+    auto options = t1_options(nodes);
+    options.settings.profile = kernels::profile::amx_bf16;
+    options.settings.dispatch = options.settings.combine = wire_dtype::bf16;
+    options.settings.chunk = chunk;
+    options.settings.micro_batches = micro_batches;
+    simulated_cluster cluster(model, options);
+    REQUIRE(cluster.start());
+    for (uint32_t i = 0; i < requests; ++i) cluster.submit(mixed_request(i));
+    REQUIRE(cluster.run_until([&] { return cluster.all_ended(); }, seconds(60)));
+    std::vector<stream_result> results;
+    for (const auto& stream : cluster.streams()) results.push_back(result_of(*stream));
+    return results;
+  };
+  const auto reference = run(1, 16, 1, 33);
+  CHECK(run(2, 1, 2, 33) == reference);
+  CHECK(run(4, 64, 2, 33) == reference);
+  const auto few = run(4, 16, 1, 3);
+  CHECK(std::equal(few.begin(), few.end(), reference.begin()));
+}
+
 TEST_CASE("the same seed gives the same history, and another seed the same tokens") {
   const auto history = [](uint64_t seed) {
     auto options = t1_options(4);
