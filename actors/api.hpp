@@ -17,16 +17,16 @@
 namespace troupe {
 
 struct generation_request {
-  std::string model;                       // empty: the served one
-  std::vector<chat_message> messages;      // chat; rendered with the model's template
-  std::optional<std::string> prompt;       // completion; BOS is prepended
-  std::vector<int32_t> prompt_ids;         // completion given as token ids; taken as they are
-  std::optional<uint32_t> max_tokens;      // default: the configured one
-  float temperature = 1.0F;                // 0 .. 2; 0 is greedy
-  float top_p = 1.0F;                      // (0, 1]
-  std::optional<uint64_t> seed;            // drawn and reported when absent
-  std::vector<std::string> stop;           // at most 4, none empty
-  bool ignore_eos = false;                 // benchmarks: generate max_tokens whatever comes
+  std::string model;                   // empty: the served one
+  std::vector<chat_message> messages;  // chat; rendered with the model's template
+  std::optional<std::string> prompt;   // completion; BOS is prepended
+  std::vector<int32_t> prompt_ids;     // completion given as token ids; taken as they are
+  std::optional<uint32_t> max_tokens;  // default: the configured one
+  float temperature = 1.0F;            // 0 .. 2; 0 is greedy
+  float top_p = 1.0F;                  // (0, 1]
+  std::optional<uint64_t> seed;        // drawn and reported when absent
+  std::vector<std::string> stop;       // at most 4, none empty
+  bool ignore_eos = false;             // benchmarks: generate max_tokens whatever comes
 };
 
 enum class finish_reason : uint8_t { stop, length, cancelled };
@@ -38,8 +38,8 @@ struct generation_accepted {
   uint64_t seed = 0;
 };
 struct generation_delta {
-  uint32_t index = 0;       // of the first token in it
-  std::string text;         // whole UTF-8 characters; may be empty
+  uint32_t index = 0;  // of the first token in it
+  std::string text;    // whole UTF-8 characters; may be empty
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
 };
@@ -66,10 +66,10 @@ class api_backend {
   virtual void cancel(uint64_t request) = 0;
 
   virtual std::string model_name() const = 0;
-  virtual uint64_t model_created_s() const = 0;    // Unix seconds
-  virtual bool healthy() const = 0;                // enough nodes to serve
-  virtual std::string cluster_json() const = 0;    // the /cluster document
-  virtual std::string metrics_text() const = 0;    // Prometheus exposition format
+  virtual uint64_t model_created_s() const = 0;  // Unix seconds
+  virtual bool healthy() const = 0;              // enough nodes to serve
+  virtual std::string cluster_json() const = 0;  // the /cluster document
+  virtual std::string metrics_text() const = 0;  // Prometheus exposition format
 };
 
 }  // namespace troupe

@@ -70,7 +70,8 @@ result<api_server_state::request_record> api_server_state::accept(const submit_g
   const uint64_t prompt = ids->size();
   const uint64_t room = environment_.positions_max > prompt ? environment_.positions_max - prompt : 0;
   if (room == 0)
-    return error{errc::invalid_argument, "the prompt has " + std::to_string(prompt) + " tokens; this model's limit is " +
+    return error{errc::invalid_argument, "the prompt has " + std::to_string(prompt) +
+                                             " tokens; this model's limit is " +
                                              std::to_string(environment_.positions_max) + " with the completion"};
   if (asked.max_tokens && (*asked.max_tokens == 0 || *asked.max_tokens > room))
     return error{errc::invalid_argument, "max_tokens is " + std::to_string(*asked.max_tokens) +
@@ -121,7 +122,8 @@ void api_server_state::on_route(const prompt_route& message) {
   const auto known = requests_.find(message.request);
   if (known == requests_.end()) {
     // It was cancelled meanwhile: the balancer's charge goes back.
-    if (message.found) tell(environment_.prefill_balancer, sequence_ended{message.request, message.attempt, message.shard});
+    if (message.found)
+      tell(environment_.prefill_balancer, sequence_ended{message.request, message.attempt, message.shard});
     return;
   }
   auto& record = known->second;

@@ -22,9 +22,9 @@
 namespace troupe {
 
 using api_server_actor =
-    caf::typed_actor<caf::reacts_to<submit_generation>, caf::reacts_to<cancel_generation>,
-                     caf::reacts_to<prompt_route>, caf::reacts_to<tokens_emitted>, caf::reacts_to<sequence_failed>,
-                     caf::reacts_to<view_ptr>, caf::reacts_to<tick>>;
+    caf::typed_actor<caf::reacts_to<submit_generation>, caf::reacts_to<cancel_generation>, caf::reacts_to<prompt_route>,
+                     caf::reacts_to<tokens_emitted>, caf::reacts_to<sequence_failed>, caf::reacts_to<view_ptr>,
+                     caf::reacts_to<tick>>;
 
 struct api_server_environment {
   std::shared_ptr<const model_config> config;
@@ -32,9 +32,9 @@ struct api_server_environment {
   std::string model_name;
   chat_options chat;
   uint32_t default_max_tokens = 256;
-  uint32_t requests_max = 1024;   // accepted and unfinished
-  uint32_t positions_max = 0;     // prompt and completion; 0: the model's own limit
-  uint64_t seed = 0;              // of the generator that draws seeds for requests without one
+  uint32_t requests_max = 1024;  // accepted and unfinished
+  uint32_t positions_max = 0;    // prompt and completion; 0: the model's own limit
+  uint64_t seed = 0;             // of the generator that draws seeds for requests without one
   caf::strong_actor_ptr prefill_balancer;
   std::shared_ptr<cluster_board> board;
 };

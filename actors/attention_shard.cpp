@@ -62,9 +62,8 @@ void attention_shard_state::on_start(const start_sequence& message) {
   added->ignore_eos = message.ignore_eos;
   if (auto taken = batcher_->add(std::move(added)); !taken) {
     if (view_)
-      tell(view_->api_server,
-                  sequence_failed{message.request, message.attempt, static_cast<uint8_t>(taken.failure().code),
-                                  taken.failure().message});
+      tell(view_->api_server, sequence_failed{message.request, message.attempt,
+                                              static_cast<uint8_t>(taken.failure().code), taken.failure().message});
     end_sequence(message.request, message.attempt);
     return;
   }
@@ -285,8 +284,12 @@ void attention_shard_state::finish_step(uint32_t step_index) {
   const auto& eos = environment_.config->eos_token_ids;
   batcher_->finish(step.batch(), [&](sequence& owner, size_t index, bool was_prefill) {
     const auto& drawn = sampled[index];
-    emitted_token token{owner.request, owner.attempt, owner.completion_tokens(), drawn.token,
-                        std::bit_cast<uint32_t>(drawn.logprob), 0};
+    emitted_token token{owner.request,
+                        owner.attempt,
+                        owner.completion_tokens(),
+                        drawn.token,
+                        std::bit_cast<uint32_t>(drawn.logprob),
+                        0};
     owner.tokens.push_back(drawn.token);
     if (!owner.ignore_eos && std::find(eos.begin(), eos.end(), drawn.token) != eos.end())
       token.finish = 1;
@@ -296,7 +299,8 @@ void attention_shard_state::finish_step(uint32_t step_index) {
     if (token.finish != 0) {
       ended.emplace_back(owner.request, owner.attempt);
     } else if (was_prefill) {
-      placements.push_back({owner.request, owner.attempt, environment_.self, static_cast<uint32_t>(owner.tokens.size())});
+      placements.push_back(
+          {owner.request, owner.attempt, environment_.self, static_cast<uint32_t>(owner.tokens.size())});
     }
     return token.finish != 0;
   });
@@ -317,8 +321,7 @@ void attention_shard_state::fail_rows(uint32_t step_index, std::span<const owed_
     if (owner.cancelled) continue;
     const request_id request = owner.request;
     const uint32_t attempt = owner.attempt;
-    tell(view_->api_server,
-                  sequence_failed{request, attempt, static_cast<uint8_t>(cause.code), cause.message});
+    tell(view_->api_server, sequence_failed{request, attempt, static_cast<uint8_t>(cause.code), cause.message});
     batcher_->cancel(request, attempt);
     end_sequence(request, attempt);
   }

@@ -87,8 +87,8 @@ class attention_shard_state {
   replica_router router_;
   view_ptr view_;
   std::vector<stranded_pairs> stranded_;
-  std::vector<owed_pair> pairs_;           // working list, reused
-  std::vector<uint16_t> payload_row_;      // row of the micro-batch -> row of a payload, reused
+  std::vector<owed_pair> pairs_;       // working list, reused
+  std::vector<uint16_t> payload_row_;  // row of the micro-batch -> row of a payload, reused
   uint64_t steps_started_ = 0;
   uint64_t tokens_ = 0;
 };

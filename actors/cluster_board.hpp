@@ -33,7 +33,7 @@ struct board_requests {
   uint64_t completed = 0;
   uint64_t cancelled = 0;
   uint64_t failed = 0;
-  uint64_t resumed = 0;         // moved to another shard after a failure
+  uint64_t resumed = 0;  // moved to another shard after a failure
   uint64_t running = 0;
   uint64_t prompt_tokens = 0;
   uint64_t completion_tokens = 0;

@@ -52,8 +52,8 @@ void coordinator_state::refuse(const join_request& message, const std::string& r
 void coordinator_state::on_join(const join_request& message) {
   if (!message.node) return;
   if (message.wanted_node >= static_cast<int32_t>(slots_.size()))
-    return refuse(message, "there is no node " + std::to_string(message.wanted_node) + "; this cluster has nodes 0 to " +
-                               std::to_string(slots_.size() - 1));
+    return refuse(message, "there is no node " + std::to_string(message.wanted_node) +
+                               "; this cluster has nodes 0 to " + std::to_string(slots_.size() - 1));
   const auto chosen = slot_for(message);
   if (!chosen)
     return refuse(message, "all " + std::to_string(slots_.size()) +

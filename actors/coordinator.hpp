@@ -18,8 +18,9 @@
 
 namespace troupe {
 
-using coordinator_actor = caf::typed_actor<caf::reacts_to<join_request>, caf::reacts_to<node_ready>,
-                                           caf::reacts_to<node_failed>, caf::reacts_to<heartbeat>, caf::reacts_to<tick>>;
+using coordinator_actor =
+    caf::typed_actor<caf::reacts_to<join_request>, caf::reacts_to<node_ready>, caf::reacts_to<node_failed>,
+                     caf::reacts_to<heartbeat>, caf::reacts_to<tick>>;
 
 struct coordinator_environment {
   serving_settings settings;

@@ -66,12 +66,12 @@ class expert_host_state : public dispatch_listener {
   expert_host_actor::stateful_pointer<expert_host_state> self_ = nullptr;
   caf::actor address_;
   expert_host_environment environment_;
-  std::vector<expert_actor> experts_;       // [layers * experts], null where not hosted
+  std::vector<expert_actor> experts_;  // [layers * experts], null where not hosted
   std::vector<bool> hosted_;
-  std::vector<uint32_t> counts_;            // working list, reused: pairs of each expert
+  std::vector<uint32_t> counts_;  // working list, reused: pairs of each expert
   std::vector<std::unique_ptr<dispatch_work>> running_;
   std::vector<std::unique_ptr<dispatch_work>> spare_;
-  std::deque<micro_batch> waiting_;         // dispatches without room for their combine
+  std::deque<micro_batch> waiting_;                       // dispatches without room for their combine
   std::vector<std::pair<endpoint, micro_batch>> unsent_;  // answers the wire had no credit for
   epoch_id epoch_;
   epoch_id oldest_epoch_;

@@ -72,12 +72,12 @@ struct prompt_route {
 struct start_sequence {
   request_id request;
   uint32_t attempt = 0;
-  std::vector<int32_t> tokens;      // prompt, then what earlier attempts emitted
-  uint32_t prompt_tokens = 0;       // of `tokens`; the rest is replay
-  uint32_t max_tokens = 0;          // completion tokens in all, replayed ones included
+  std::vector<int32_t> tokens;  // prompt, then what earlier attempts emitted
+  uint32_t prompt_tokens = 0;   // of `tokens`; the rest is replay
+  uint32_t max_tokens = 0;      // completion tokens in all, replayed ones included
   uint64_t seed = 0;
-  uint32_t temperature_bits = 0;    // float bits
-  uint32_t top_p_bits = 0;          // float bits
+  uint32_t temperature_bits = 0;  // float bits
+  uint32_t top_p_bits = 0;        // float bits
   bool ignore_eos = false;
   template <class Inspector>
   friend auto inspect(Inspector& f, start_sequence& m) {
@@ -99,7 +99,7 @@ struct cancel_sequence {
 struct emitted_token {
   request_id request;
   uint32_t attempt = 0;
-  uint32_t index = 0;         // of the completion, from 0
+  uint32_t index = 0;  // of the completion, from 0
   int32_t token = 0;
   uint32_t logprob_bits = 0;  // float bits
   uint8_t finish = 0;         // 0: goes on, 1: end-of-sequence token, 2: max_tokens reached
@@ -164,11 +164,11 @@ struct sequence_ended {
 // --- node -> coordinator ---
 
 struct join_request {
-  int32_t wanted_node = -1;     // -1: any free one
-  uint32_t process_token = 0;   // drawn by the process; tells two attempts apart
-  uint8_t profiles = 0;         // bit p: the machine can run numeric profile p
-  std::string host;             // for people
-  uint64_t process = 0;         // operating-system id, for people
+  int32_t wanted_node = -1;    // -1: any free one
+  uint32_t process_token = 0;  // drawn by the process; tells two attempts apart
+  uint8_t profiles = 0;        // bit p: the machine can run numeric profile p
+  std::string host;            // for people
+  uint64_t process = 0;        // operating-system id, for people
   caf::strong_actor_ptr node;
   template <class Inspector>
   friend auto inspect(Inspector& f, join_request& m) {
@@ -180,9 +180,9 @@ struct node_ready {
   incarnation_id incarnation;
   std::string wire_address;
   std::vector<caf::strong_actor_ptr> shards;
-  std::string device;           // description, for people
+  std::string device;  // description, for people
   uint32_t threads = 0;
-  uint32_t experts = 0;         // replicas held
+  uint32_t experts = 0;  // replicas held
   uint64_t weight_bytes = 0;
   uint64_t kv_bytes = 0;
   template <class Inspector>
@@ -345,27 +345,27 @@ void tell(const caf::strong_actor_ptr& to, Message&& message) {
 }  // namespace troupe
 
 CAF_BEGIN_TYPE_ID_BLOCK(troupe, caf::first_custom_type_id)
-  // api_server <-> prefill_balancer
-  CAF_ADD_TYPE_ID(troupe, (troupe::route_prompt))
-  CAF_ADD_TYPE_ID(troupe, (troupe::prompt_route))
-  // api_server <-> attention_shard
-  CAF_ADD_TYPE_ID(troupe, (troupe::start_sequence))
-  CAF_ADD_TYPE_ID(troupe, (troupe::cancel_sequence))
-  CAF_ADD_TYPE_ID(troupe, (troupe::tokens_emitted))
-  CAF_ADD_TYPE_ID(troupe, (troupe::sequence_failed))
-  // attention_shard <-> decode_balancer
-  CAF_ADD_TYPE_ID(troupe, (troupe::place_sequence))
-  CAF_ADD_TYPE_ID(troupe, (troupe::sequence_placement))
-  CAF_ADD_TYPE_ID(troupe, (troupe::sequence_ended))
-  // node <-> coordinator
-  CAF_ADD_TYPE_ID(troupe, (troupe::join_request))
-  CAF_ADD_TYPE_ID(troupe, (troupe::node_ready))
-  CAF_ADD_TYPE_ID(troupe, (troupe::node_failed))
-  CAF_ADD_TYPE_ID(troupe, (troupe::heartbeat))
-  CAF_ADD_TYPE_ID(troupe, (troupe::join_accepted))
-  CAF_ADD_TYPE_ID(troupe, (troupe::join_refused))
-  CAF_ADD_TYPE_ID(troupe, (troupe::node_retired))
-  CAF_ADD_TYPE_ID(troupe, (troupe::cluster_view))
+// api_server <-> prefill_balancer
+CAF_ADD_TYPE_ID(troupe, (troupe::route_prompt))
+CAF_ADD_TYPE_ID(troupe, (troupe::prompt_route))
+// api_server <-> attention_shard
+CAF_ADD_TYPE_ID(troupe, (troupe::start_sequence))
+CAF_ADD_TYPE_ID(troupe, (troupe::cancel_sequence))
+CAF_ADD_TYPE_ID(troupe, (troupe::tokens_emitted))
+CAF_ADD_TYPE_ID(troupe, (troupe::sequence_failed))
+// attention_shard <-> decode_balancer
+CAF_ADD_TYPE_ID(troupe, (troupe::place_sequence))
+CAF_ADD_TYPE_ID(troupe, (troupe::sequence_placement))
+CAF_ADD_TYPE_ID(troupe, (troupe::sequence_ended))
+// node <-> coordinator
+CAF_ADD_TYPE_ID(troupe, (troupe::join_request))
+CAF_ADD_TYPE_ID(troupe, (troupe::node_ready))
+CAF_ADD_TYPE_ID(troupe, (troupe::node_failed))
+CAF_ADD_TYPE_ID(troupe, (troupe::heartbeat))
+CAF_ADD_TYPE_ID(troupe, (troupe::join_accepted))
+CAF_ADD_TYPE_ID(troupe, (troupe::join_refused))
+CAF_ADD_TYPE_ID(troupe, (troupe::node_retired))
+CAF_ADD_TYPE_ID(troupe, (troupe::cluster_view))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::submit_generation)

@@ -29,7 +29,8 @@ node_actor::behavior_type node_state::start(node_actor::stateful_pointer<node_st
       },
       [this](const node_retired& message) {
         if (phase_ == phase::serving && message.incarnation == incarnation_)
-          end({errc::unavailable, "the coordinator declared this node dead; it joins again as a new incarnation"}, true);
+          end({errc::unavailable, "the coordinator declared this node dead; it joins again as a new incarnation"},
+              true);
       },
       [this](const cluster_view& view) { on_view(view); },
       [this](const load_done& message) { on_loaded(message); },
@@ -54,8 +55,8 @@ void node_state::on_accepted(const join_accepted& message) {
   const auto& table = message.placement;
   if (table.layers != static_cast<uint32_t>(config_->num_hidden_layers) ||
       table.experts != static_cast<uint32_t>(config_->n_routed_experts))
-    return end({errc::invalid_argument, "the model in " + settings_.model +
-                                            " differs from the head's; every node needs the same files"},
+    return end({errc::invalid_argument,
+                "the model in " + settings_.model + " differs from the head's; every node needs the same files"},
                false);
   std::vector<std::pair<uint32_t, uint32_t>> experts;
   for (uint32_t layer = 0; layer < table.layers; ++layer)

@@ -1,9 +1,9 @@
+#include <nlohmann/json.hpp>
 #include <spdlog/spdlog.h>
 
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
-#include <nlohmann/json.hpp>
 
 #include "apps/cluster/head.hpp"
 #include "apps/commands.hpp"
@@ -121,7 +121,8 @@ void add_generate(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<generate_options>();
   auto* command = app.add_subcommand("generate", "Complete one prompt in this process, without a network");
   command->add_option("prompt", options->prompt, "Text to continue, or what the user says with --chat")->required();
-  command->add_option("--model", options->model, "Model directory: config.json, tokenizer.json, safetensors")->required();
+  command->add_option("--model", options->model, "Model directory: config.json, tokenizer.json, safetensors")
+      ->required();
   command->add_flag("--chat", options->chat, "Apply the model's chat template");
   command->add_option("--max-tokens", options->max_tokens, "Tokens to generate at most")->capture_default_str();
   command->add_option("--temperature", options->temperature, "0 is greedy")
@@ -132,7 +133,9 @@ void add_generate(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Equal seeds give equal text")->capture_default_str();
   command->add_option("--profile", options->profile, "Numeric profile: auto, f32 or amx_bf16")->capture_default_str();
-  command->add_option("--threads", options->threads, "Compute threads")->check(CLI::Range(1, 256))->capture_default_str();
+  command->add_option("--threads", options->threads, "Compute threads")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
   command->add_flag("--json", options->json, "Print one JSON object with text, token ids and finish_reason");
   command->callback([options, &exit_code] {
     if (spdlog::get_level() == spdlog::level::info) spdlog::set_level(spdlog::level::warn);

@@ -1,8 +1,8 @@
+#include <caf/io/all.hpp>
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include <caf/io/all.hpp>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -29,7 +29,8 @@ struct join_address {
 
 result<join_address> parse_address(const std::string& text) {
   const auto colon = text.rfind(':');
-  const error refused{errc::invalid_argument, "--join takes HOST:PORT, as `troupe serve` prints it; got '" + text + "'"};
+  const error refused{errc::invalid_argument,
+                      "--join takes HOST:PORT, as `troupe serve` prints it; got '" + text + "'"};
   if (colon == std::string::npos || colon == 0) return refused;
   char* end = nullptr;
   const long port = std::strtol(text.c_str() + colon + 1, &end, 10);
@@ -71,11 +72,9 @@ class node_process {
     node_environment environment = describe_process(options_.node);
     environment.coordinator = caf::actor_cast<caf::strong_actor_ptr>(*coordinator);
     environment.seams = parts;
-    auto actor = system.spawn(
-        [](node_actor::stateful_pointer<node_state> self, node_environment given) {
-          return self->state.start(self, std::move(given));
-        },
-        std::move(environment));
+    auto actor = system.spawn([](node_actor::stateful_pointer<node_state> self,
+                                 node_environment given) { return self->state.start(self, std::move(given)); },
+                              std::move(environment));
     const auto ended = wait(signals);
     parts->close();
     caf::anon_send_exit(actor, caf::exit_reason::kill);

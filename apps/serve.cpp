@@ -48,7 +48,8 @@ result<std::string> read_key(const std::string& file) {
   std::ifstream stream(file);
   std::string key;
   if (!stream || !std::getline(stream, key) || key.empty())
-    return error{errc::not_found, "the API key file " + file + " cannot be read or is empty; its first line is the key"};
+    return error{errc::not_found,
+                 "the API key file " + file + " cannot be read or is empty; its first line is the key"};
   return key;
 }
 
@@ -71,9 +72,14 @@ std::string fingerprint(const head& front) {
 }
 
 std::vector<std::string> node_arguments(const head& front, uint16_t node) {
-  return {"troupe", "--log",  std::string(spdlog::level::to_string_view(spdlog::get_level()).data()),
-          "node",   "--join", front.config().listen + ":" + std::to_string(front.join_port()),
-          "--node", std::to_string(node)};
+  return {"troupe",
+          "--log",
+          std::string(spdlog::level::to_string_view(spdlog::get_level()).data()),
+          "node",
+          "--join",
+          front.config().listen + ":" + std::to_string(front.join_port()),
+          "--node",
+          std::to_string(node)};
 }
 
 void print_invitation(const head& front, uint16_t port, bool asks_for_key) {
@@ -90,15 +96,17 @@ void print_invitation(const head& front, uint16_t port, bool asks_for_key) {
               board.settings.threads_per_node, "; the head also 1 HTTP");
   std::printf("other nodes join with: troupe node --join %s:%u\n\n", config.listen.c_str(), front.join_port());
   const std::string key = !asks_for_key ? "" : " -H \"Authorization: Bearer $TROUPE_API_KEY\"";
-  std::printf("curl -N %s/chat/completions%s -H 'Content-Type: application/json' \\\n"
-              "  -d '{\"model\": \"%s\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Tell me of "
-              "Moses.\"}]}'\n\n",
-              base.c_str(), key.c_str(), config.model_name.c_str());
-  std::printf("python3 -c 'import openai\nclient = openai.OpenAI(base_url=\"%s\", api_key=\"%s\")\n"
-              "for part in client.chat.completions.create(model=\"%s\", stream=True,\n"
-              "    messages=[{\"role\": \"user\", \"content\": \"Tell me of Moses.\"}]):\n"
-              "  print(part.choices[0].delta.content or \"\", end=\"\", flush=True)'\n\n",
-              base.c_str(), key.empty() ? "none" : "...", config.model_name.c_str());
+  std::printf(
+      "curl -N %s/chat/completions%s -H 'Content-Type: application/json' \\\n"
+      "  -d '{\"model\": \"%s\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Tell me of "
+      "Moses.\"}]}'\n\n",
+      base.c_str(), key.c_str(), config.model_name.c_str());
+  std::printf(
+      "python3 -c 'import openai\nclient = openai.OpenAI(base_url=\"%s\", api_key=\"%s\")\n"
+      "for part in client.chat.completions.create(model=\"%s\", stream=True,\n"
+      "    messages=[{\"role\": \"user\", \"content\": \"Tell me of Moses.\"}]):\n"
+      "  print(part.choices[0].delta.content or \"\", end=\"\", flush=True)'\n\n",
+      base.c_str(), key.empty() ? "none" : "...", config.model_name.c_str());
   std::printf("Ctrl-C ends all processes.\n");
   std::fflush(stdout);
 }
@@ -139,7 +147,8 @@ class server {
     const auto& config = front.config();
     if (config.spawn_nodes)
       for (uint32_t node = 1; node < config.settings.nodes; ++node)
-        if (auto started = children_.start(static_cast<uint16_t>(node), node_arguments(front, static_cast<uint16_t>(node)));
+        if (auto started =
+                children_.start(static_cast<uint16_t>(node), node_arguments(front, static_cast<uint16_t>(node)));
             !started)
           return started;
     if (!config.spawn_nodes && config.settings.nodes > 1)
@@ -218,8 +227,7 @@ void add_serve(CLI::App& app, int& exit_code) {
   command->add_option("config", options->config, "YAML file (docs/configuration.md)")->required();
   command->add_option("--port", options->port, "HTTP port instead of the configuration's; 0: any free one")
       ->check(CLI::Range(0, 65535));
-  command->add_option("--port-file", options->port_file,
-                      "Write the HTTP port into this file once requests are served");
+  command->add_option("--port-file", options->port_file, "Write the HTTP port into this file once requests are served");
   command->add_option("--api-key-file", options->api_key_file,
                       "File whose first line is the API key that clients must send; default: no key");
   command->add_option("--api-key", options->api_key, "The key itself; other users of the machine can see it")

@@ -14,14 +14,14 @@
 namespace troupe {
 
 enum class errc {
-  invalid_argument,   // the caller's or user's input is wrong
-  not_found,          // a file, name or model that is not there
-  malformed,          // a file or message that breaks its format
-  unsupported,        // well-formed, but beyond what this build or machine can do
-  exhausted,          // a configured limit is reached; try later
-  unavailable,        // a peer, device or store cannot be reached
-  cancelled,          // given up on purpose
-  internal,           // a failure of the operating system or a library
+  invalid_argument,  // the caller's or user's input is wrong
+  not_found,         // a file, name or model that is not there
+  malformed,         // a file or message that breaks its format
+  unsupported,       // well-formed, but beyond what this build or machine can do
+  exhausted,         // a configured limit is reached; try later
+  unavailable,       // a peer, device or store cannot be reached
+  cancelled,         // given up on purpose
+  internal,          // a failure of the operating system or a library
 };
 
 // The enum's name, for logs and JSON ("malformed").
@@ -73,8 +73,8 @@ class [[nodiscard]] result<void> {
 }  // namespace troupe
 
 // Stops the process when an invariant of our own is broken. `what` is a sentence.
-#define TROUPE_CHECK(condition, what)                                      \
-  do {                                                                     \
-    if (!(condition)) [[unlikely]]                                         \
-      ::troupe::check_failed(#condition, (what), __FILE__, __LINE__);      \
+#define TROUPE_CHECK(condition, what)                                 \
+  do {                                                                \
+    if (!(condition)) [[unlikely]]                                    \
+      ::troupe::check_failed(#condition, (what), __FILE__, __LINE__); \
   } while (false)

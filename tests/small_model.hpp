@@ -3,11 +3,12 @@
 // `write_t1_model` writes the model of MODEL.md 17.2, whose logits are known from the published code.
 #pragma once
 
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 

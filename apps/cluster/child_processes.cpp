@@ -40,8 +40,7 @@ result<void> child_processes::spawn(child& started) {
   arguments.push_back(nullptr);
   const pid_t parent = getpid();
   const pid_t process = fork();
-  if (process < 0)
-    return error{errc::internal, std::string("no process can be started: ") + std::strerror(errno)};
+  if (process < 0) return error{errc::internal, std::string("no process can be started: ") + std::strerror(errno)};
   if (process == 0) {
     // Only calls that are safe between fork and exec in a program with threads.
     prctl(PR_SET_PDEATHSIG, SIGKILL);

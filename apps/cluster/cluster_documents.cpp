@@ -1,5 +1,6 @@
 #include "apps/cluster/cluster_documents.hpp"
 
+#include <nlohmann/json.hpp>
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/registry.h>
@@ -7,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 namespace troupe {
@@ -109,7 +109,8 @@ std::string render_metrics(const board_snapshot& board) {
       node_metric{"troupe_node_dispatches_sent_total", "Dispatches sent", &node_counters::dispatches_sent, true},
       node_metric{"troupe_node_dispatches_resent_total", "Dispatches sent again to another replica",
                   &node_counters::dispatches_resent, true},
-      node_metric{"troupe_node_rows_received_total", "Rows received in dispatches", &node_counters::rows_received, true},
+      node_metric{"troupe_node_rows_received_total", "Rows received in dispatches", &node_counters::rows_received,
+                  true},
       node_metric{"troupe_node_weight_passes_total", "Times an expert's weights were read",
                   &node_counters::weight_passes, true},
       node_metric{"troupe_node_device_busy_ns_total", "Time the device computed", &node_counters::device_busy_ns, true},

@@ -10,20 +10,18 @@ front_actors spawn_front(caf::actor_system& system, api_server_environment api, 
   const auto pointer = [](const auto& handle) { return caf::actor_cast<caf::strong_actor_ptr>(handle); };
   api.prefill_balancer = pointer(front.prefill_balancer);
   api.board = front.board;
-  front.api_server = system.spawn(
-      [](api_server_actor::stateful_pointer<api_server_state> self, api_server_environment environment) {
-        return self->state.start(self, std::move(environment));
-      },
-      std::move(api));
+  front.api_server =
+      system.spawn([](api_server_actor::stateful_pointer<api_server_state> self,
+                      api_server_environment environment) { return self->state.start(self, std::move(environment)); },
+                   std::move(api));
   coordination.api_server = pointer(front.api_server);
   coordination.prefill_balancer = pointer(front.prefill_balancer);
   coordination.decode_balancer = pointer(front.decode_balancer);
   coordination.board = front.board;
-  front.coordinator = system.spawn(
-      [](coordinator_actor::stateful_pointer<coordinator_state> self, coordinator_environment environment) {
-        return self->state.start(self, std::move(environment));
-      },
-      std::move(coordination));
+  front.coordinator =
+      system.spawn([](coordinator_actor::stateful_pointer<coordinator_state> self,
+                      coordinator_environment environment) { return self->state.start(self, std::move(environment)); },
+                   std::move(coordination));
   return front;
 }
 

@@ -1,7 +1,6 @@
 #include "apps/cluster/head.hpp"
 
 #include <caf/io/all.hpp>
-
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,11 +24,9 @@ uint64_t draw_seed() {
 
 template <class Actor, class State, class Environment>
 Actor spawn_stateful(caf::actor_system& system, Environment environment) {
-  return system.spawn(
-      [](typename Actor::template stateful_pointer<State> self, Environment given) {
-        return self->state.start(self, std::move(given));
-      },
-      std::move(environment));
+  return system.spawn([](typename Actor::template stateful_pointer<State> self,
+                         Environment given) { return self->state.start(self, std::move(given)); },
+                      std::move(environment));
 }
 
 }  // namespace
@@ -122,7 +119,7 @@ head::~head() {
   end_front(front_);
   node_ = node_actor{};
   front_ = front_actors{};  // the board's readers are gone by now
-  system_.reset();  // waits for the actors
+  system_.reset();          // waits for the actors
   seams_.reset();
 }
 

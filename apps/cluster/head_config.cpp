@@ -93,8 +93,7 @@ void add_serving_keys(key_table& keys, head_config& config) {
     config.choose_profile = text == "auto";
     if (config.choose_profile) return;
     const auto profile = kernels::profile_from_name(text);
-    if (!profile)
-      throw error{errc::invalid_argument, "`profile` is '" + text + "'; it may be auto, f32 or amx_bf16"};
+    if (!profile) throw error{errc::invalid_argument, "`profile` is '" + text + "'; it may be auto, f32 or amx_bf16"};
     config.settings.profile = *profile;
   });
   keys.add("dispatch", [&config](const YAML::Node& node) {

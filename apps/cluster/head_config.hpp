@@ -12,22 +12,22 @@ namespace troupe {
 
 struct head_config {
   serving_settings settings;
-  bool choose_profile = true;     // profile: auto
-  bool default_dispatch = true;   // dispatch: auto
-  bool default_combine = true;    // combine: auto
+  bool choose_profile = true;    // profile: auto
+  bool default_dispatch = true;  // dispatch: auto
+  bool default_combine = true;   // combine: auto
 
-  std::string model_name;         // as the API names it; default: the model directory's name
+  std::string model_name;  // as the API names it; default: the model directory's name
   chat_options chat;
   uint32_t default_max_tokens = 256;
   uint32_t requests_max = 256;
 
-  bool spawn_nodes = true;        // start the other nodes as processes of this machine, and restart them
+  bool spawn_nodes = true;           // start the other nodes as processes of this machine, and restart them
   std::string listen = "127.0.0.1";  // control and wire address of the head
-  uint16_t join_port = 0;         // where nodes join; 0: any free one
+  uint16_t join_port = 0;            // where nodes join; 0: any free one
 
   std::string http_address = "127.0.0.1";
   uint16_t http_port = 8000;
-  std::string api_key_file;       // empty: no key
+  std::string api_key_file;  // empty: no key
 };
 
 // Reads a YAML file. Relative paths in it are relative to its directory.

@@ -192,11 +192,9 @@ void simulated_cluster::spawn_node(uint16_t node, int label) {
   environment.coordinator = bind(label, head_label, caf::actor_cast<caf::strong_actor_ptr>(front_.coordinator));
   environment.seams = parts;
   processes_[node].actor = scheduler().on_node(label, [&] {
-    return system_->spawn(
-        [](node_actor::stateful_pointer<node_state> self, node_environment given) {
-          return self->state.start(self, std::move(given));
-        },
-        environment);
+    return system_->spawn([](node_actor::stateful_pointer<node_state> self,
+                             node_environment given) { return self->state.start(self, std::move(given)); },
+                          environment);
   });
 }
 
@@ -226,7 +224,9 @@ const simulated_stream& simulated_cluster::submit(generation_request request) {
   return *stream;
 }
 
-void simulated_cluster::cancel(size_t stream) { caf::anon_send(front_.api_server, cancel_generation{tickets_[stream]}); }
+void simulated_cluster::cancel(size_t stream) {
+  caf::anon_send(front_.api_server, cancel_generation{tickets_[stream]});
+}
 
 bool simulated_cluster::run_until(const std::function<bool()>& done, std::chrono::nanoseconds limit) {
   return scheduler().run_until(done, limit);

@@ -34,7 +34,7 @@ struct simulated_model {
 
 struct simulation_options {
   serving_settings settings;
-  uint64_t seed = 1;                 // of the order in which actors run
+  uint64_t seed = 1;  // of the order in which actors run
   device_model device;
   link_model link;
   std::chrono::nanoseconds control_latency{100'000};    // of control messages between processes

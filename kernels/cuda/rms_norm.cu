@@ -11,25 +11,19 @@ constexpr int warps = threads / warp_lanes;
 // the order that the header promises.
 __device__ float block_sum(float value) {
   __shared__ float sums[warps];
-  for (int step = warp_lanes / 2; step > 0; step /= 2)
-    value += __shfl_xor_sync(0xffffffffU, value, step);
-  if (threadIdx.x % warp_lanes == 0)
-    sums[threadIdx.x / warp_lanes] = value;
+  for (int step = warp_lanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffU, value, step);
+  if (threadIdx.x % warp_lanes == 0) sums[threadIdx.x / warp_lanes] = value;
   __syncthreads();
   float total = 0;
-  for (int warp = 0; warp < warps; ++warp)
-    total += sums[warp];
+  for (int warp = 0; warp < warps; ++warp) total += sums[warp];
   return total;
 }
 
 // One block a row. x and out may be the same: each thread reads an element
 // before it writes it, and all of the row's squares are summed before any is
 // written.
-__global__ void rms_norm_kernel(const float *x,
-                                const float *__restrict__ weight, float *out,
-                                int width, float eps) {
-  const size_t first =
-      static_cast<size_t>(blockIdx.x) * static_cast<size_t>(width);
+__global__ void rms_norm_kernel(const float* x, const float* __restrict__ weight, float* out, int width, float eps) {
+  const size_t first = static_cast<size_t>(blockIdx.x) * static_cast<size_t>(width);
   float squares = 0;
   for (int i = static_cast<int>(threadIdx.x); i < width; i += threads) {
     const float value = x[first + static_cast<size_t>(i)];
@@ -45,25 +39,19 @@ __global__ void rms_norm_kernel(const float *x,
   }
 }
 
-} // namespace
+}  // namespace
 
-status checked(cudaError_t code, const char *what) {
-  if (code == cudaSuccess)
-    return {};
-  return {code, std::string(what) + ": " + cudaGetErrorName(code) + " (" +
-                    cudaGetErrorString(code) + ")"};
+status checked(cudaError_t code, const char* what) {
+  if (code == cudaSuccess) return {};
+  return {code, std::string(what) + ": " + cudaGetErrorName(code) + " (" + cudaGetErrorString(code) + ")"};
 }
 
-status rms_norm(const float *x, const float *weight, float *out, int rows,
-                int width, float eps, cudaStream_t stream) {
-  if (rows < 0 || width < 1 || x == nullptr || weight == nullptr ||
-      out == nullptr)
+status rms_norm(const float* x, const float* weight, float* out, int rows, int width, float eps, cudaStream_t stream) {
+  if (rows < 0 || width < 1 || x == nullptr || weight == nullptr || out == nullptr)
     return checked(cudaErrorInvalidValue, "rms_norm's arguments");
-  if (rows == 0)
-    return {};
-  rms_norm_kernel<<<static_cast<unsigned>(rows), threads, 0, stream>>>(
-      x, weight, out, width, eps);
+  if (rows == 0) return {};
+  rms_norm_kernel<<<static_cast<unsigned>(rows), threads, 0, stream>>>(x, weight, out, width, eps);
   return checked(cudaGetLastError(), "launch of rms_norm");
 }
 
-} // namespace troupe::kernels::cuda
+}  // namespace troupe::kernels::cuda

@@ -51,11 +51,11 @@ class dispatch_listener {
 class dispatch_work {
  public:
   micro_batch request;
-  micro_batch answer;              // payload allocated and entries echoed before the first submit
-  std::vector<uint32_t> order;     // pair indices, grouped by expert
-  uint32_t experts_left = 0;       // device's thread only, after submission
-  bool bad_output = false;         // an expert gave NaN or infinity
-  uint64_t accepted_ns = 0;        // when the host accepted it (statistics)
+  micro_batch answer;           // payload allocated and entries echoed before the first submit
+  std::vector<uint32_t> order;  // pair indices, grouped by expert
+  uint32_t experts_left = 0;    // device's thread only, after submission
+  bool bad_output = false;      // an expert gave NaN or infinity
+  uint64_t accepted_ns = 0;     // when the host accepted it (statistics)
   dispatch_listener* listener = nullptr;
 };
 

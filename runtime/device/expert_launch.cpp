@@ -130,8 +130,7 @@ uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>
   experts.clear();
   items.clear();
   for (size_t i = 0; i < group.size(); ++i) {
-    if (experts.empty() || group[experts.back().first_task].expert != group[i].expert)
-      experts.push_back({i, i, 0});
+    if (experts.empty() || group[experts.back().first_task].expert != group[i].expert) experts.push_back({i, i, 0});
     experts.back().last_task = i + 1;
     experts.back().rows += group[i].end - group[i].begin;
   }
@@ -139,9 +138,8 @@ uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>
     for (uint32_t begin = 0; begin < rows_of_expert.rows; begin += rows_per_item)
       items.push_back({&rows_of_expert, begin, std::min(begin + rows_per_item, rows_of_expert.rows)});
   const auto& launch = items;  // helpers must see the leader's vector, not their own thread's
-  team.parallel(static_cast<int>(launch.size()), [&](int i, worker_memory& memory) {
-    run_item(math, group, launch[static_cast<size_t>(i)], memory);
-  });
+  team.parallel(static_cast<int>(launch.size()),
+                [&](int i, worker_memory& memory) { run_item(math, group, launch[static_cast<size_t>(i)], memory); });
   return static_cast<uint32_t>(experts.size());
 }
 

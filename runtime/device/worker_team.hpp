@@ -25,8 +25,8 @@ template <class Result, class... Arguments>
 class function_ref<Result(Arguments...)> {
  public:
   template <class Callable>
-    requires(!std::is_same_v<std::remove_cvref_t<Callable>, function_ref>)
-  function_ref(Callable&& callable)  // NOLINT: implicit on purpose
+  requires(!std::is_same_v<std::remove_cvref_t<Callable>, function_ref>)
+      function_ref(Callable&& callable)  // NOLINT: implicit on purpose
       : object_(const_cast<void*>(static_cast<const void*>(&callable))),
         call_([](void* object, Arguments... arguments) -> Result {
           return (*static_cast<std::remove_reference_t<Callable>*>(object))(arguments...);

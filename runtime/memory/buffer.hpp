@@ -24,11 +24,11 @@ namespace troupe {
 class buffer_pool;
 
 struct buffer {
-  std::byte* data = nullptr;     // 64-byte aligned, `capacity` bytes
-  uint64_t capacity = 0;         // bytes
-  uint64_t size = 0;             // bytes in use, at most `capacity`
+  std::byte* data = nullptr;  // 64-byte aligned, `capacity` bytes
+  uint64_t capacity = 0;      // bytes
+  uint64_t size = 0;          // bytes in use, at most `capacity`
   std::atomic<uint32_t> references{0};
-  buffer_pool* pool = nullptr;   // where it returns to; the pool outlives every reference
+  buffer_pool* pool = nullptr;  // where it returns to; the pool outlives every reference
 };
 
 class buffer_ref {
@@ -89,7 +89,7 @@ class buffer_pool {
 
   const uint64_t bytes_max_;
   mutable short_lock lock_;
-  uint64_t bytes_held_ = 0;    // in use and cached
+  uint64_t bytes_held_ = 0;  // in use and cached
   uint64_t bytes_cached_ = 0;
   std::array<std::vector<buffer*>, class_count> cached_;
 };

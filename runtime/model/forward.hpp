@@ -20,7 +20,7 @@ namespace troupe {
 // One row of a micro-batch.
 struct row_input {
   int32_t token = 0;
-  int32_t position = 0;                    // from 0
+  int32_t position = 0;                          // from 0
   const std::vector<int32_t>* blocks = nullptr;  // the sequence's KV blocks, covering `position`
 };
 
@@ -36,19 +36,19 @@ class micro_batch_rows {
   std::vector<kernels::routed_expert> routes;    // [R, top_k] of the current MoE layer, highest gate first
   std::vector<const std::byte*> expert_outputs;  // [R, top_k] rows of combines, in the combine's dtype
 
-  std::vector<float> x;        // [R, hidden] residual stream
-  std::vector<float> normed;   // [R, hidden] input of attention, then of the MLP or experts
-  std::vector<float> shared;   // [R, hidden] shared expert's output
-  std::vector<float> latent_q; // [R, rq]
-  std::vector<float> q;        // [R, heads*dq]
-  std::vector<float> kv;       // [R, rk+dr]
-  std::vector<float> q_absorbed;  // [R, heads, rk+dr]
-  std::vector<float> attended;    // [R, heads, rk]
-  std::vector<float> heads_out;   // [R, heads*dv]
-  std::vector<float> cosines, sines;  // [R, dr/2]
-  std::vector<float> router;      // [R, experts]
+  std::vector<float> x;                 // [R, hidden] residual stream
+  std::vector<float> normed;            // [R, hidden] input of attention, then of the MLP or experts
+  std::vector<float> shared;            // [R, hidden] shared expert's output
+  std::vector<float> latent_q;          // [R, rq]
+  std::vector<float> q;                 // [R, heads*dq]
+  std::vector<float> kv;                // [R, rk+dr]
+  std::vector<float> q_absorbed;        // [R, heads, rk+dr]
+  std::vector<float> attended;          // [R, heads, rk]
+  std::vector<float> heads_out;         // [R, heads*dv]
+  std::vector<float> cosines, sines;    // [R, dr/2]
+  std::vector<float> router;            // [R, experts]
   std::vector<float> mlp_gate, mlp_up;  // [R, width of the widest dense or shared MLP]
-  std::vector<float> logits;      // [rows that sample, vocab]
+  std::vector<float> logits;            // [rows that sample, vocab]
 
  private:
   int rows_max_;

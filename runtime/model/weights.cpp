@@ -240,8 +240,7 @@ result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint
     if (i < layers) {
       weights->layers[static_cast<size_t>(i)] = load_layer(reader, config, math, i);
     } else {
-      const tensor_view* embedding =
-          reader.find("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
+      const tensor_view* embedding = reader.find("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
       if (embedding != nullptr) weights->embedding = *embedding;
       weights->final_norm = reader.vector("model.norm.weight", config.hidden_size);
       weights->head = reader.matrix(config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
@@ -257,8 +256,7 @@ result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint
 }
 
 result<std::shared_ptr<const expert_weights>> load_expert_weights(const checkpoint& files, const model_config& config,
-                                                                  const kernels::compute& math, int layer,
-                                                                  int expert) {
+                                                                  const kernels::compute& math, int layer, int expert) {
   weight_reader reader(files, config, math);
   auto weights = std::make_shared<expert_weights>();
   static_cast<mlp_weights&>(*weights) =

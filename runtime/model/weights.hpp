@@ -28,32 +28,32 @@ struct mlp_weights {
 struct expert_weights : mlp_weights {};
 
 struct attention_weights {
-  std::vector<float> input_norm;      // [hidden]
-  kernels::packed_matrix q_a;         // [rq, hidden]; empty when the model has no q_lora
-  std::vector<float> q_a_norm;        // [rq]
-  kernels::packed_matrix q_b;         // [heads*dq, rq], or q_proj [heads*dq, hidden] without q_lora
-  kernels::packed_matrix kv_a;        // [rk+dr, hidden]
-  std::vector<float> kv_a_norm;       // [rk]
+  std::vector<float> input_norm;           // [hidden]
+  kernels::packed_matrix q_a;              // [rq, hidden]; empty when the model has no q_lora
+  std::vector<float> q_a_norm;             // [rq]
+  kernels::packed_matrix q_b;              // [heads*dq, rq], or q_proj [heads*dq, hidden] without q_lora
+  kernels::packed_matrix kv_a;             // [rk+dr, hidden]
+  std::vector<float> kv_a_norm;            // [rk]
   std::vector<kernels::packed_matrix> uk;  // a head: [rk, dn], the transposed key half of kv_b
   std::vector<kernels::packed_matrix> uv;  // a head: [dv, rk], the value half of kv_b
-  kernels::packed_matrix o;           // [hidden, heads*dv]
-  std::vector<float> post_norm;       // [hidden]
+  kernels::packed_matrix o;                // [hidden, heads*dv]
+  std::vector<float> post_norm;            // [hidden]
 };
 
 struct layer_weights {
   attention_weights attention;
-  mlp_weights dense;                  // dense layers
-  kernels::packed_matrix router;      // [experts, hidden], FP32; MoE layers
-  std::vector<float> router_bias;     // [experts], or empty
-  mlp_weights shared;                 // [shared*moe_intermediate, hidden]; MoE layers
+  mlp_weights dense;               // dense layers
+  kernels::packed_matrix router;   // [experts, hidden], FP32; MoE layers
+  std::vector<float> router_bias;  // [experts], or empty
+  mlp_weights shared;              // [shared*moe_intermediate, hidden]; MoE layers
 };
 
 struct shard_weights {
   std::shared_ptr<const void> files;  // keeps the mapped checkpoint alive
   tensor_view embedding;              // [vocab, hidden], in the mapped file
   std::vector<layer_weights> layers;
-  std::vector<float> final_norm;      // [hidden]
-  kernels::packed_matrix head;        // [vocab, hidden]
+  std::vector<float> final_norm;  // [hidden]
+  kernels::packed_matrix head;    // [vocab, hidden]
 
   size_t bytes() const;
 

@@ -57,13 +57,14 @@ result<void> validate(const placement_table& table, const placement_request& req
         const auto known = std::find_if(request.nodes.begin(), request.nodes.end(),
                                         [&](const node_topology& node) { return node.node == nodes[i]; });
         if (known == request.nodes.end())
-          return refuse(place_name(layer, expert) + " is on node " + std::to_string(nodes[i]) + ", which does not exist");
+          return refuse(place_name(layer, expert) + " is on node " + std::to_string(nodes[i]) +
+                        ", which does not exist");
         if (std::find(nodes.begin(), nodes.begin() + static_cast<std::ptrdiff_t>(i), nodes[i]) !=
             nodes.begin() + static_cast<std::ptrdiff_t>(i))
           return refuse(place_name(layer, expert) + " is on node " + std::to_string(nodes[i]) + " twice");
         if (known->slots > 0 && ++held[nodes[i]] > known->slots)
-          return refuse(place_name(layer, expert) + " exceeds the " + std::to_string(known->slots) +
-                        " slots of node " + std::to_string(nodes[i]));
+          return refuse(place_name(layer, expert) + " exceeds the " + std::to_string(known->slots) + " slots of node " +
+                        std::to_string(nodes[i]));
       }
     }
   }

@@ -19,7 +19,7 @@ namespace troupe {
 // Replicas of every (layer, expert): the nodes that hold it, preferred first. Flat, so that it travels
 // in one message: entry (layer, expert) is nodes[offsets[i] .. offsets[i + 1]), i = layer * experts + expert.
 struct placement_table {
-  uint32_t layers = 0;   // all layers of the model; dense ones have empty entries
+  uint32_t layers = 0;  // all layers of the model; dense ones have empty entries
   uint32_t experts = 0;
   std::vector<uint32_t> offsets;
   std::vector<uint16_t> nodes;
@@ -42,16 +42,16 @@ struct load_history {
 
 struct node_topology {
   uint16_t node = 0;
-  uint32_t slots = 0;   // expert replicas a layer that it can hold; 0: no limit
+  uint32_t slots = 0;  // expert replicas a layer that it can hold; 0: no limit
   bool live = true;
 };
 
 struct placement_request {
-  std::vector<bool> moe_layers;        // one entry a layer of the model
+  std::vector<bool> moe_layers;  // one entry a layer of the model
   uint32_t experts = 0;
-  uint32_t redundant_replicas = 1;     // further replicas of each expert, where nodes allow
-  std::vector<node_topology> nodes;    // the unit's nodes, dead ones included
-  load_history load;                   // may be empty
+  uint32_t redundant_replicas = 1;           // further replicas of each expert, where nodes allow
+  std::vector<node_topology> nodes;          // the unit's nodes, dead ones included
+  load_history load;                         // may be empty
   const placement_table* current = nullptr;  // null at the start
 };
 

@@ -45,15 +45,15 @@ class replica_router {
 using steady_time = std::chrono::steady_clock::time_point;
 
 struct outstanding_dispatch {
-  uint32_t id = 0;           // 0: entry is free
-  uint32_t step_index = 0;   // which of the shard's micro-batches
+  uint32_t id = 0;          // 0: entry is free
+  uint32_t step_index = 0;  // which of the shard's micro-batches
   uint64_t step_number = 0;
   uint32_t layer = 0;
   live_node to;
   uint32_t attempt = 0;
   bool sent = false;
-  bool repeated = false;     // its deadline passed and its pairs were sent elsewhere too
-  steady_time since;         // sent, or created
+  bool repeated = false;  // its deadline passed and its pairs were sent elsewhere too
+  steady_time since;      // sent, or created
   std::vector<owed_pair> pairs;
 };
 

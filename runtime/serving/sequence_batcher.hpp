@@ -23,20 +23,20 @@ struct sequence {
 
   request_id request;
   uint32_t attempt = 0;
-  uint64_t arrival = 0;          // order of admission
-  std::vector<int32_t> tokens;   // prompt and completion so far
+  uint64_t arrival = 0;         // order of admission
+  std::vector<int32_t> tokens;  // prompt and completion so far
   uint32_t prompt_tokens = 0;
-  uint32_t max_tokens = 0;       // of the completion
+  uint32_t max_tokens = 0;  // of the completion
   uint64_t seed = 0;
   float temperature = 0;
   float top_p = 1;
   bool ignore_eos = false;
 
   state phase = state::waiting;
-  uint32_t computed = 0;         // positions whose KV is in the cache
-  bool in_flight = false;        // part of a running micro-batch
-  bool cancelled = false;        // to be dropped when its micro-batch ends
-  std::vector<int32_t> blocks;   // KV blocks, one for each aligned run of positions
+  uint32_t computed = 0;        // positions whose KV is in the cache
+  bool in_flight = false;       // part of a running micro-batch
+  bool cancelled = false;       // to be dropped when its micro-batch ends
+  std::vector<int32_t> blocks;  // KV blocks, one for each aligned run of positions
 
   uint32_t completion_tokens() const { return static_cast<uint32_t>(tokens.size()) - prompt_tokens; }
 };

@@ -13,23 +13,23 @@
 namespace troupe {
 
 struct serving_settings {
-  std::string model;                // directory of the model, on every node
+  std::string model;  // directory of the model, on every node
   kernels::profile profile = kernels::profile::f32;
   wire_dtype dispatch = wire_dtype::f32;  // dtype of activations that travel to experts
   wire_dtype combine = wire_dtype::f32;   // dtype of expert outputs on the way back
-  uint32_t nodes = 4;               // nodes the unit consists of
-  uint32_t shards_per_node = 1;     // attention shards a device hosts
-  uint32_t threads_per_node = 1;    // compute threads of a device
-  uint32_t redundant_replicas = 1;  // replicas of each expert beyond the first
+  uint32_t nodes = 4;                     // nodes the unit consists of
+  uint32_t shards_per_node = 1;           // attention shards a device hosts
+  uint32_t threads_per_node = 1;          // compute threads of a device
+  uint32_t redundant_replicas = 1;        // replicas of each expert beyond the first
   std::string placement = "linear";
-  uint32_t micro_batches = 2;       // that take turns in a shard
-  uint32_t rows_max = 256;          // rows of a micro-batch
-  uint32_t chunk = 128;             // prompt rows a sequence contributes to a micro-batch at most
-  uint32_t kv_blocks = 512;         // KV blocks of a shard
-  uint32_t sequences_max = 256;     // sequences a shard accepts, running and waiting
+  uint32_t micro_batches = 2;            // that take turns in a shard
+  uint32_t rows_max = 256;               // rows of a micro-batch
+  uint32_t chunk = 128;                  // prompt rows a sequence contributes to a micro-batch at most
+  uint32_t kv_blocks = 512;              // KV blocks of a shard
+  uint32_t sequences_max = 256;          // sequences a shard accepts, running and waiting
   uint32_t dispatch_deadline_ms = 2000;  // silence after which rows are sent to another replica
   uint32_t heartbeat_ms = 100;
-  uint32_t verdict_ms = 1500;       // silence after which a node is declared dead
+  uint32_t verdict_ms = 1500;  // silence after which a node is declared dead
   bool payload_checksum = false;
 
   std::string to_json() const;

@@ -13,8 +13,8 @@ bool modelled_network::carry(const modelled_wire& from, const endpoint& to, micr
   auto arrival = time_.now();
   if (from.node() != to.node) {
     auto& busy = busy_until_[{from.node(), to.node}];
-    const double seconds = static_cast<double>(sizeof(micro_batch_header) + message.header.payload_bytes) /
-                           model_.bytes_per_s;
+    const double seconds =
+        static_cast<double>(sizeof(micro_batch_header) + message.header.payload_bytes) / model_.bytes_per_s;
     busy = std::max(busy, time_.now()) + std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
     arrival = busy + model_.latency;
   }

@@ -9,7 +9,7 @@ namespace troupe {
 namespace {
 
 constexpr size_t checked_header_bytes = offsetof(micro_batch_header, header_checksum);
-constexpr uint32_t rows_max = 65535;   // a pair_entry's row has 16 bits
+constexpr uint32_t rows_max = 65535;  // a pair_entry's row has 16 bits
 constexpr uint32_t pairs_max = 1U << 24U;
 constexpr uint32_t hidden_max = 1U << 16U;
 
@@ -50,8 +50,7 @@ const char* wrong_counts(const micro_batch_header& header) {
   if (header.dtype > wire_dtype::fp8) return "its dtype is unknown";
   if (header.kind == message_kind::combine && header.status != combine_status::ok)
     return header.payload_bytes == 0 ? nullptr : "a refusal carries a payload";
-  if (header.hidden == 0 || header.hidden > hidden_max || header.row_count > rows_max ||
-      header.pair_count > pairs_max)
+  if (header.hidden == 0 || header.hidden > hidden_max || header.row_count > rows_max || header.pair_count > pairs_max)
     return "a count in its header is out of range";
   const uint64_t rows_carried = header.kind == message_kind::dispatch ? header.row_count : header.pair_count;
   if (header.payload_bytes != payload_bytes(header.dtype, header.hidden, header.pair_count, rows_carried))

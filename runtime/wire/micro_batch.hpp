@@ -59,34 +59,34 @@ static_assert(sizeof(pair_entry) == 12);
 
 // 128 bytes, little-endian, offsets as written.
 struct micro_batch_header {
-  uint32_t magic = magic_value;      //   0  "TRP1"
-  message_kind kind{};               //   4
-  wire_dtype dtype{};                //   5  of the activations or outputs
-  combine_status status{};           //   6  combine only
-  uint8_t flags = 0;                 //   7  bit 0: payload_checksum is set
-  uint16_t unit = 0;                 //   8  deployment unit
-  uint16_t source_node = 0;          //  10
-  uint16_t source_slot = 0;          //  12  endpoint slot of the sender on its node
-  uint16_t destination_slot = 0;     //  14  endpoint slot of the addressee on its node
-  uint32_t source_incarnation = 0;   //  16
+  uint32_t magic = magic_value;          //   0  "TRP1"
+  message_kind kind{};                   //   4
+  wire_dtype dtype{};                    //   5  of the activations or outputs
+  combine_status status{};               //   6  combine only
+  uint8_t flags = 0;                     //   7  bit 0: payload_checksum is set
+  uint16_t unit = 0;                     //   8  deployment unit
+  uint16_t source_node = 0;              //  10
+  uint16_t source_slot = 0;              //  12  endpoint slot of the sender on its node
+  uint16_t destination_slot = 0;         //  14  endpoint slot of the addressee on its node
+  uint32_t source_incarnation = 0;       //  16
   uint32_t destination_incarnation = 0;  // 20  refused there unless it is the node's own
-  uint32_t micro_batch = 0;          //  24  the shard's micro-batch, echoed by the combine
-  uint32_t layer = 0;                //  28
-  uint64_t step = 0;                 //  32  the shard's step, echoed
-  uint64_t epoch = 0;                //  40  placement epoch
-  uint32_t attempt = 0;              //  48  0 for the first send of these rows, echoed
-  uint32_t dispatch_id = 0;          //  52  the shard's own number of this dispatch, echoed
-  uint32_t row_count = 0;            //  56
-  uint32_t pair_count = 0;           //  60
-  uint32_t hidden = 0;               //  64  values a row
-  uint32_t bulk_kind = 0;            //  68  bulk only
-  uint64_t payload_bytes = 0;        //  72
-  uint64_t payload_checksum = 0;     //  80  XXH3-64 of the payload when flags bit 0 is set, else 0
-  uint64_t send_time_ns = 0;         //  88  sender's clock
-  uint64_t sequence = 0;             //  96  per (sender, receiver, class); set by the wire
-  uint64_t session = 0;              // 104  of the sender's connection; set and checked by the wire
-  uint64_t reserved = 0;             // 112
-  uint64_t header_checksum = 0;      // 120  XXH3-64 of bytes 0..119; set and checked by the wire
+  uint32_t micro_batch = 0;              //  24  the shard's micro-batch, echoed by the combine
+  uint32_t layer = 0;                    //  28
+  uint64_t step = 0;                     //  32  the shard's step, echoed
+  uint64_t epoch = 0;                    //  40  placement epoch
+  uint32_t attempt = 0;                  //  48  0 for the first send of these rows, echoed
+  uint32_t dispatch_id = 0;              //  52  the shard's own number of this dispatch, echoed
+  uint32_t row_count = 0;                //  56
+  uint32_t pair_count = 0;               //  60
+  uint32_t hidden = 0;                   //  64  values a row
+  uint32_t bulk_kind = 0;                //  68  bulk only
+  uint64_t payload_bytes = 0;            //  72
+  uint64_t payload_checksum = 0;         //  80  XXH3-64 of the payload when flags bit 0 is set, else 0
+  uint64_t send_time_ns = 0;             //  88  sender's clock
+  uint64_t sequence = 0;                 //  96  per (sender, receiver, class); set by the wire
+  uint64_t session = 0;                  // 104  of the sender's connection; set and checked by the wire
+  uint64_t reserved = 0;                 // 112
+  uint64_t header_checksum = 0;          // 120  XXH3-64 of bytes 0..119; set and checked by the wire
 
   static constexpr uint32_t magic_value = 0x31505254U;
 };
@@ -98,7 +98,9 @@ struct micro_batch {
 };
 
 // Byte offset of the activations or outputs behind `pair_count` entries.
-constexpr uint64_t rows_offset(uint32_t pair_count) { return (uint64_t{pair_count} * sizeof(pair_entry) + 63U) & ~uint64_t{63U}; }
+constexpr uint64_t rows_offset(uint32_t pair_count) {
+  return (uint64_t{pair_count} * sizeof(pair_entry) + 63U) & ~uint64_t{63U};
+}
 
 // Payload bytes of a dispatch (`rows` = row_count) or a combine (`rows` = pair_count).
 uint64_t payload_bytes(wire_dtype dtype, uint32_t hidden, uint32_t pair_count, uint64_t rows);

@@ -44,8 +44,7 @@ void ucx_wire::engine::connect(uint16_t node, uint32_t incarnation, const socket
   ucx_peer& peer = peers_.find_or_add(node);
   const uint64_t wanted = ucx_peer::admission_of(incarnation);
   uint64_t admitted = peer.admission.load();
-  while (admitted < wanted && !peer.admission.compare_exchange_weak(admitted, wanted)) {
-  }
+  while (admitted < wanted && !peer.admission.compare_exchange_weak(admitted, wanted)) {}
   post({command::verb::connect, node, incarnation, address});
 }
 

@@ -11,8 +11,8 @@ namespace {
 constexpr size_t checked_bytes = offsetof(greeting, checksum);
 
 error malformed(const char* what) {
-  return {errc::malformed, std::string("a connection was refused: ") + what +
-                               "; what connected is not a node of this kind"};
+  return {errc::malformed,
+          std::string("a connection was refused: ") + what + "; what connected is not a node of this kind"};
 }
 
 }  // namespace

@@ -47,9 +47,8 @@ void ucx_links::greet(ucx_link& link, greeting_phase phase, const greeting* answ
   parameters.user_data = out.get();
   ++greetings_unfinished_;
   outgoing_greeting* const sent = out.release();  // until `on_greeting_sent`
-  const ucs_status_t status =
-      ucx_status(ucp_am_send_nbx(link.ucp_endpoint, message_id_greeting, &sent->message, sizeof sent->message,
-                                 nullptr, 0, &parameters));
+  const ucs_status_t status = ucx_status(ucp_am_send_nbx(link.ucp_endpoint, message_id_greeting, &sent->message,
+                                                         sizeof sent->message, nullptr, 0, &parameters));
   // A failure needs no handling here: UCX reports the endpoint's own.
   if (status != UCS_INPROGRESS) on_greeting_sent(nullptr, status, sent);
 }
@@ -82,9 +81,7 @@ void ucx_links::answer(ucx_link& link, const greeting& said) {
     case greeting_phase::hello: answer_hello(link, said); break;
     case greeting_phase::welcome: answer_welcome(link, said); break;
     case greeting_phase::ready: answer_ready(link, said); break;
-    case greeting_phase::refuse:
-      lose(link, "it refused the connection: " + std::string(describe(said.reason)));
-      break;
+    case greeting_phase::refuse: lose(link, "it refused the connection: " + std::string(describe(said.reason))); break;
     case greeting_phase::bye:
       if (link.peer != nullptr && said.session == link.peer->peer_session) drop(*link.peer, "it left", false);
       break;
@@ -129,9 +126,8 @@ void ucx_links::answer_hello(ucx_link& link, const greeting& said) {
 void ucx_links::answer_welcome(ucx_link& link, const greeting& said) {
   ucx_peer* const peer = link.peer;
   if (peer == nullptr || link.greeted) return;
-  if (said.version != greeting::current_version || said.node != peer->node ||
-      said.incarnation != peer->incarnation || said.destination_session != peer->session ||
-      (peer->peer_session != 0 && peer->peer_session != said.session)) {
+  if (said.version != greeting::current_version || said.node != peer->node || said.incarnation != peer->incarnation ||
+      said.destination_session != peer->session || (peer->peer_session != 0 && peer->peer_session != said.session)) {
     lose(link, "its answer does not fit what was asked");
     return;
   }

@@ -22,8 +22,8 @@
 #include "runtime/wire/ucx_peer.hpp"
 #include "runtime/wire/ucx_receiver.hpp"
 #include "runtime/wire/ucx_sender.hpp"
-#include "runtime/wire/ucx_worker.hpp"
 #include "runtime/wire/ucx_wire_options.hpp"
+#include "runtime/wire/ucx_worker.hpp"
 
 namespace troupe {
 
@@ -36,12 +36,12 @@ class ucx_links;
 struct ucx_link {
   ucx_links* owner = nullptr;
   ucp_ep_h ucp_endpoint = nullptr;
-  ucx_peer* peer = nullptr;       // null until an accepted connection has been greeted on
-  bool greeted = false;           // the handshake is complete
-  bool failed = false;            // UCX says so
+  ucx_peer* peer = nullptr;  // null until an accepted connection has been greeted on
+  bool greeted = false;      // the handshake is complete
+  bool failed = false;       // UCX says so
   ucs_status_t failure = UCS_OK;
-  bool unwanted = false;          // to be closed by the next `run`
-  uint64_t deadline_ns = 0;       // of the handshake
+  bool unwanted = false;     // to be closed by the next `run`
+  uint64_t deadline_ns = 0;  // of the handshake
   ucs_status_ptr_t closing = nullptr;
 };
 

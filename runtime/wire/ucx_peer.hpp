@@ -38,7 +38,7 @@ class credit_account {
 
   // Both counts in one word, so that a message costs one atomic operation each way.
   static constexpr uint64_t one_message = uint64_t{1} << 42U;
-  static constexpr uint64_t bytes_limit = one_message / 4;    // of what `credit_limits` may say
+  static constexpr uint64_t bytes_limit = one_message / 4;  // of what `credit_limits` may say
   static constexpr uint32_t messages_limit = (1U << 22U) / 4;
 
  private:
@@ -75,7 +75,7 @@ struct ucx_peer {
   ucx_link* sends_on = nullptr;
   send_request* waiting_first = nullptr;  // sent before the peer was up
   send_request* waiting_last = nullptr;
-  uint64_t heard_ns = 0;         // when its last message came
+  uint64_t heard_ns = 0;  // when its last message came
   bool ping_in_flight = false;
   std::array<uint64_t, message_class_count> next_sequence{};
   std::array<uint64_t, message_class_count> expected_sequence{};

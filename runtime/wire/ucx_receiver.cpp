@@ -42,9 +42,8 @@ ucx_peer* ucx_receiver::accept(const void* header, size_t header_size, size_t si
     return nullptr;
   }
   ucx_peer* const peer = peers_.find(out.source_node);
-  if (peer == nullptr || out.destination_incarnation != options_.incarnation ||
-      peer->state == peer_state::absent || out.source_incarnation != peer->incarnation ||
-      out.session != peer->peer_session) {
+  if (peer == nullptr || out.destination_incarnation != options_.incarnation || peer->state == peer_state::absent ||
+      out.source_incarnation != peer->incarnation || out.session != peer->peer_session) {
     counters_.stale.add();
     return nullptr;
   }

@@ -22,8 +22,8 @@ struct send_request {
   micro_batch message;
   ucx_peer* peer = nullptr;
   ucx_sender* sender = nullptr;
-  uint64_t charged = 0;          // credit to give back
-  uint64_t session = 0;          // under which it was started
+  uint64_t charged = 0;  // credit to give back
+  uint64_t session = 0;  // under which it was started
   uint64_t quarantined_until_ns = 0;
   send_request* next = nullptr;
 };
@@ -34,8 +34,7 @@ class request_stack {
   void push(send_request* request) {
     request->next = top_.load(std::memory_order_relaxed);
     // Sequentially consistent: the pusher then reads whether the progress thread sleeps.
-    while (!top_.compare_exchange_weak(request->next, request)) {
-    }
+    while (!top_.compare_exchange_weak(request->next, request)) {}
   }
   bool empty() const { return top_.load() == nullptr; }
 

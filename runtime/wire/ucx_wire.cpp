@@ -22,8 +22,7 @@ result<std::unique_ptr<ucx_wire>> ucx_wire::make(ucx_wire_options options) {
 std::string ucx_wire::listen_address() const { return engine_->listen_address(); }
 
 result<void> ucx_wire::connect(uint16_t node, uint32_t incarnation, std::string_view address) {
-  if (node == engine_->options().node)
-    return error{errc::invalid_argument, "a node needs no connection to itself"};
+  if (node == engine_->options().node) return error{errc::invalid_argument, "a node needs no connection to itself"};
   auto parsed = parse_address(address);
   if (!parsed) return parsed.failure();
   engine_->connect(node, incarnation, *parsed);
@@ -64,8 +63,8 @@ wire_statistics ucx_wire::statistics() const {
   out.bytes_sent = from.bytes_sent.get() + from.bytes_here.get();
   out.bytes_received = from.bytes_received.get() + from.bytes_here.get();
   out.bytes_in_flight = engine_->bytes_in_flight();
-  out.messages_dropped = from.malformed.get() + from.stale.get() + from.unaddressed.get() + from.unaddressed_here.get() +
-                         from.overflowed.get() + from.cut_off.get();
+  out.messages_dropped = from.malformed.get() + from.stale.get() + from.unaddressed.get() +
+                         from.unaddressed_here.get() + from.overflowed.get() + from.cut_off.get();
   return out;
 }
 

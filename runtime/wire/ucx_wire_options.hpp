@@ -14,7 +14,7 @@ namespace troupe {
 struct peer_event {
   uint16_t node = 0;
   uint32_t incarnation = 0;
-  uint16_t unit = 0;   // deployment unit; known when up
+  uint16_t unit = 0;  // deployment unit; known when up
   bool up = false;
   std::string reason;  // why it is down, for people
 };
@@ -37,22 +37,22 @@ struct wire_class_options {
 
 struct ucx_wire_options {
   uint16_t node = 0;
-  uint32_t incarnation = 0;      // higher after each restart of the node
-  uint16_t unit = 0;             // deployment unit, told to peers
-  uint64_t cluster_key = 0;      // equal on all nodes; keeps clusters apart, protects from nothing
-  std::string listen = "127.0.0.1:0";  // port 0: the system chooses; see `listen_address`
+  uint32_t incarnation = 0;                  // higher after each restart of the node
+  uint16_t unit = 0;                         // deployment unit, told to peers
+  uint64_t cluster_key = 0;                  // equal on all nodes; keeps clusters apart, protects from nothing
+  std::string listen = "127.0.0.1:0";        // port 0: the system chooses; see `listen_address`
   std::string transports = "posix,cma,tcp";  // UCX's list; "tcp" imitates two hosts; empty: UCX_TLS
   std::array<wire_class_options, message_class_count> classes{};  // dispatch, combine, bulk
 
   uint64_t payload_bytes_max = uint64_t{1} << 30U;  // of one message, either way
-  uint64_t rendezvous_bytes = 64 * 1024;  // from here on the receiver fetches straight into its pool
-  bool payload_checksum = false;          // XXH3-64 over payloads too; costs a pass over them each side
+  uint64_t rendezvous_bytes = 64 * 1024;            // from here on the receiver fetches straight into its pool
+  bool payload_checksum = false;                    // XXH3-64 over payloads too; costs a pass over them each side
 
   uint32_t connections_max = 4096;
   uint32_t handshake_timeout_ms = 10'000;  // a connection not greeted by then is given up
-  uint32_t silence_max_ms = 0;     // a peer not heard from for so long is dropped; 0: never; 4 pings within
-  uint32_t drain_timeout_ms = 200;   // how long closing waits for messages under way
-  uint32_t close_timeout_ms = 5'000; // and then for UCX to end what it still holds
+  uint32_t silence_max_ms = 0;             // a peer not heard from for so long is dropped; 0: never; 4 pings within
+  uint32_t drain_timeout_ms = 200;         // how long closing waits for messages under way
+  uint32_t close_timeout_ms = 5'000;       // and then for UCX to end what it still holds
   // A payload whose transfer was cut off from this side may still be read by the (hung) peer. It is
   // kept from reuse for so long.
   uint32_t quarantine_ms = 5'000;
@@ -67,17 +67,17 @@ result<void> validate(const ucx_wire_options& options);
 
 // Counters since the start, beyond `wire_statistics`. Dropped messages by reason:
 struct ucx_wire_counters {
-  uint64_t malformed = 0;        // from peers: refused by validation
-  uint64_t stale = 0;            // from or to an incarnation or session that is not current
-  uint64_t unaddressed = 0;      // no receiver at the slot
-  uint64_t overflowed = 0;       // no memory for them, and too many waiting already
-  uint64_t cut_off = 0;          // under way when the peer went
-  uint64_t sequence_gaps = 0;    // times a header came out of order or one before it was lost
-  uint64_t held = 0;             // messages that wait for receive memory now
-  uint64_t quarantined = 0;      // buffers kept from reuse now
+  uint64_t malformed = 0;      // from peers: refused by validation
+  uint64_t stale = 0;          // from or to an incarnation or session that is not current
+  uint64_t unaddressed = 0;    // no receiver at the slot
+  uint64_t overflowed = 0;     // no memory for them, and too many waiting already
+  uint64_t cut_off = 0;        // under way when the peer went
+  uint64_t sequence_gaps = 0;  // times a header came out of order or one before it was lost
+  uint64_t held = 0;           // messages that wait for receive memory now
+  uint64_t quarantined = 0;    // buffers kept from reuse now
   uint64_t refused_greetings = 0;
-  uint64_t peers_up = 0;         // now
-  uint64_t sleeps = 0;           // times the progress thread went to sleep
+  uint64_t peers_up = 0;  // now
+  uint64_t sleeps = 0;    // times the progress thread went to sleep
 };
 
 }  // namespace troupe

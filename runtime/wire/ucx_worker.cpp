@@ -20,7 +20,7 @@ constexpr std::pair<const char*, const char*> settings[] = {
     {"MEMORY_INVALIDATE", "y"},  // without it failure handling excludes cma
     {"MAX_RNDV_RAILS", "1"},     // one path per message: a second rail over tcp only costs
     {"KEEPALIVE_INTERVAL", "1s"},
-    {"CM_REUSEADDR", "y"},       // a restarted node binds its old port at once
+    {"CM_REUSEADDR", "y"},  // a restarted node binds its old port at once
 };
 
 error system_error(const char* doing) {
@@ -133,16 +133,14 @@ void ucx_worker::wait(int timeout_ms) {
   }  // BUSY: something arrived meanwhile; any other failure must not stop progress either
   sleeping_.store(false);
   uint64_t count = 0;
-  while (read(event_fd_, &count, sizeof count) > 0) {
-  }
+  while (read(event_fd_, &count, sizeof count) > 0) {}
 }
 
 void ucx_worker::wake() {
   // The first of several wakers writes; `exchange` only when it may matter keeps the line shared.
   if (!sleeping_.load() || !sleeping_.exchange(false)) return;
   const uint64_t one = 1;
-  while (write(event_fd_, &one, sizeof one) < 0 && errno == EINTR) {
-  }
+  while (write(event_fd_, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
 void close_descriptors_on_exec() {

@@ -59,8 +59,8 @@ class ucx_worker {
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
-  int event_fd_ = -1;   // ours
-  int poll_set_ = -1;   // epoll of UCX's descriptor and ours
+  int event_fd_ = -1;  // ours
+  int poll_set_ = -1;  // epoll of UCX's descriptor and ours
   std::atomic<bool> sleeping_{false};
 };
 

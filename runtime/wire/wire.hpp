@@ -29,10 +29,10 @@ struct endpoint {
 struct wire_statistics {
   uint64_t messages_sent = 0;
   uint64_t messages_received = 0;
-  uint64_t bytes_sent = 0;      // payloads
+  uint64_t bytes_sent = 0;  // payloads
   uint64_t bytes_received = 0;
-  uint64_t bytes_in_flight = 0; // payloads handed to the transport and not yet completed
-  uint64_t messages_dropped = 0; // to or from a peer that is gone, or refused by validation
+  uint64_t bytes_in_flight = 0;   // payloads handed to the transport and not yet completed
+  uint64_t messages_dropped = 0;  // to or from a peer that is gone, or refused by validation
 };
 
 class wire {

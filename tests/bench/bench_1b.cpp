@@ -1,8 +1,9 @@
 #include "tests/bench/bench_1b.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "kernels/compute.hpp"
@@ -69,10 +70,11 @@ void write_tokenizer(const std::filesystem::path& directory) {
     if (byte != 0xad) add(byte);
   for (unsigned code = 0x100; code <= 0x143; ++code) add(code);
   const auto special = [](int id, const char* text) {
-    return nlohmann::json{{"id", id},         {"content", text},     {"single_word", false}, {"lstrip", false},
+    return nlohmann::json{{"id", id},        {"content", text},     {"single_word", false}, {"lstrip", false},
                           {"rstrip", false}, {"normalized", false}, {"special", true}};
   };
-  const nlohmann::json level{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  const nlohmann::json level{
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
   const nlohmann::json tokenizer{
       {"version", "1.0"},
       {"truncation", nullptr},
@@ -84,12 +86,11 @@ void write_tokenizer(const std::filesystem::path& directory) {
       {"decoder", level},
       {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}}};
   std::ofstream(directory / "tokenizer.json") << tokenizer.dump(1);
-  std::ofstream(directory / "tokenizer_config.json")
-      << nlohmann::json{{"add_bos_token", true},
-                        {"add_eos_token", false},
-                        {"bos_token", "<｜begin▁of▁sentence｜>"},
-                        {"eos_token", "<｜end▁of▁sentence｜>"}}
-             .dump(1);
+  std::ofstream(directory / "tokenizer_config.json") << nlohmann::json{
+      {"add_bos_token", true},
+      {"add_eos_token", false},
+      {"bos_token", "<｜begin▁of▁sentence｜>"},
+      {"eos_token", "<｜end▁of▁sentence｜>"}}.dump(1);
 }
 
 }  // namespace

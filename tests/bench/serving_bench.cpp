@@ -4,9 +4,9 @@
 //   bench_serving --model DIR [--make-bench-1b] [--threads N] [--profile P] [--runs N]
 //
 // Prints, for each of N runs, prefill of 512 and decode at batch 1, 8 and 32, then medians with spread.
+#include <CLI/CLI.hpp>
 #include <spdlog/spdlog.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>

@@ -284,19 +284,20 @@ void print_table(const std::string& transports, bool json) {
       for (size_t i = 0; i < sizes.size(); ++i) one.by_size[i].push_back(times[i]);
     }
   if (!json)
-    std::printf("\n%s, half round trip in us (median)\n%10s %10s %10s %8s %12s %14s %10s\n", transports.c_str(), "bytes",
-                "raw", "wire", "ratio", "wire, actor", "wire, checked", "perftest");
+    std::printf("\n%s, half round trip in us (median)\n%10s %10s %10s %8s %12s %14s %10s\n", transports.c_str(),
+                "bytes", "raw", "wire", "ratio", "wire, actor", "wire, checked", "perftest");
   for (size_t i = 0; i < sizes.size(); ++i) {
     double figure[4];
     for (size_t c = 0; c < 4; ++c) figure[c] = median(columns[c].by_size[i]);
     const double perftest = time_perftest(transports, sizes[i]);
     if (json) {
-      std::printf(R"({"transports":"%s","bytes":%zu,"raw_us":%.3f,"wire_us":%.3f,"actor_us":%.3f,"checked_us":%.3f,"perftest_us":%.3f})"
-                  "\n",
-                  transports.c_str(), static_cast<size_t>(sizes[i]), figure[0], figure[1], figure[2], figure[3], perftest);
+      std::printf(
+          R"({"transports":"%s","bytes":%zu,"raw_us":%.3f,"wire_us":%.3f,"actor_us":%.3f,"checked_us":%.3f,"perftest_us":%.3f})"
+          "\n",
+          transports.c_str(), static_cast<size_t>(sizes[i]), figure[0], figure[1], figure[2], figure[3], perftest);
     } else {
-      std::printf("%10zu %10.2f %10.2f %8.2f %12.2f %14.2f %10.2f\n", static_cast<size_t>(sizes[i]), figure[0], figure[1],
-                  figure[1] / figure[0], figure[2], figure[3], perftest);
+      std::printf("%10zu %10.2f %10.2f %8.2f %12.2f %14.2f %10.2f\n", static_cast<size_t>(sizes[i]), figure[0],
+                  figure[1], figure[1] / figure[0], figure[2], figure[3], perftest);
     }
     std::fflush(stdout);
   }

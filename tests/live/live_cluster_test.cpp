@@ -67,7 +67,8 @@ void disturb(int signal, int rounds) {
       REQUIRE(victim != 0);
       const uint64_t before = completion_tokens(cluster);
       // Strikes somewhere in the middle: after a part of the tokens that grows from round to round.
-      const uint64_t moment = before + static_cast<uint64_t>(streams * tokens) * static_cast<uint64_t>(1 + round % 8) / 10;
+      const uint64_t moment =
+          before + static_cast<uint64_t>(streams * tokens) * static_cast<uint64_t>(1 + round % 8) / 10;
       const auto disturbed = run_streams(cluster, tokens, [&] {
         served_cluster::wait_until([&] { return completion_tokens(cluster) >= moment; });
         kill(victim, signal);
@@ -138,8 +139,7 @@ TEST_CASE("no process is left behind, however the head ends") {
     for (int node = 1; node <= 3; ++node) nodes.push_back(cluster.node_process(node));
     kill(nodes[1], SIGSTOP);  // not even a stopped one
     cluster.stop(signal);
-    for (const pid_t node : nodes)
-      CHECK(served_cluster::wait_until([&] { return kill(node, 0) != 0; }));
+    for (const pid_t node : nodes) CHECK(served_cluster::wait_until([&] { return kill(node, 0) != 0; }));
   }
 }
 
@@ -156,8 +156,10 @@ TEST_CASE("a client that goes away has its request cancelled and its blocks free
     auto asked = completion(0, 900);
     asked["stream"] = true;
     const std::string body = asked.dump();
-    const std::string request = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                                "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+    const std::string request =
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: " +
+        std::to_string(body.size()) + "\r\n\r\n" + body;
     REQUIRE(send(connection, request.data(), request.size(), MSG_NOSIGNAL) > 0);
     char part[512];
     REQUIRE(recv(connection, part, sizeof part, 0) > 0);

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <nlohmann/json.hpp>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -12,7 +13,6 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
@@ -47,7 +47,8 @@ inline std::optional<http_answer> http_call(uint16_t port, const std::string& me
     reached = send(connection, request.data(), request.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(request.size());
     char part[4096];
     ssize_t got = 0;
-    while (reached && (got = recv(connection, part, sizeof part, 0)) > 0) received.append(part, static_cast<size_t>(got));
+    while (reached && (got = recv(connection, part, sizeof part, 0)) > 0)
+      received.append(part, static_cast<size_t>(got));
   }
   close(connection);
   const size_t head = received.find("\r\n\r\n");

@@ -1,11 +1,10 @@
-#include "runtime/device/cpu_device.hpp"
-
 #include <doctest/doctest.h>
 
 #include <atomic>
 #include <chrono>
 #include <random>
 
+#include "runtime/device/cpu_device.hpp"
 #include "runtime/model/weights.hpp"
 #include "runtime/serving/settings.hpp"
 #include "runtime/serving/shard_load.hpp"
@@ -46,7 +45,8 @@ void fill(dispatch_work& work, buffer_pool& pool, uint32_t rows_wanted, uint64_t
   work.answer.payload = pool.acquire(header.payload_bytes);
   std::mt19937_64 draw(seed);
   auto* values = reinterpret_cast<float*>(rows(work.request));
-  for (uint32_t i = 0; i < rows_wanted * hidden; ++i) values[i] = static_cast<float>(static_cast<int>(draw() % 256) - 128) / 64.0F;
+  for (uint32_t i = 0; i < rows_wanted * hidden; ++i)
+    values[i] = static_cast<float>(static_cast<int>(draw() % 256) - 128) / 64.0F;
   work.order.clear();
   for (uint32_t i = 0; i < rows_wanted; ++i) {
     pairs(work.request)[i] = {static_cast<uint16_t>(i), 0, 0, 0, 0};

@@ -131,8 +131,8 @@ TEST_CASE("a decode step's messages and allocations are counted and bounded") {
   const double steps = static_cast<double>(dispatches) / (4.0 * moe_layers);
   const double per_step = static_cast<double>(allocations) / steps;
   const double runs = static_cast<double>(cluster.scheduler().messages_run() - runs_before) / steps;
-  MESSAGE("a shard's step of 16 rows on 4 nodes: " << static_cast<double>(messages) / steps << " micro-batches, " << runs
-                                                   << " actor runs, " << per_step << " allocations");
+  MESSAGE("a shard's step of 16 rows on 4 nodes: " << static_cast<double>(messages) / steps << " micro-batches, "
+                                                   << runs << " actor runs, " << per_step << " allocations");
   CHECK(steps > 50);
   // 8 dispatches and 8 combines. Each local hand-over allocates twice in CAF (message and mailbox element):
   // from the host to each of 32 (layer, expert) pairs that has rows, and from device and wire to actors.

@@ -1,9 +1,10 @@
 // The whole model against the values of MODEL.md 17.2, through the forward pass alone.
+#include "runtime/model/forward.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
 
-#include "runtime/model/forward.hpp"
 #include "tests/small_model.hpp"
 
 namespace troupe {
@@ -96,9 +97,9 @@ int argmax(const float* logits, int count) {
 }
 
 const std::vector<int32_t> t1_ids{3, 17, 42, 5, 60, 8, 29, 11};
-constexpr double t1_first[8] = {-2.80035757, 1.64591521, 4.73196190, -3.44017388,
+constexpr double t1_first[8] = {-2.80035757, 1.64591521,  4.73196190,  -3.44017388,
                                 0.87141558,  -0.79783374, -4.59811285, -1.23629106};
-constexpr double t1_last[8] = {-1.35832258, -0.37031827, 3.16481509, -0.37176301,
+constexpr double t1_last[8] = {-1.35832258, -0.37031827, 3.16481509,  -0.37176301,
                                -1.99080516, -5.80996015, -1.31010631, -4.28873865};
 
 }  // namespace

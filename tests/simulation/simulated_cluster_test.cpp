@@ -27,7 +27,7 @@ TEST_CASE("tokens and log-probabilities do not depend on nodes, strangers, chunk
   struct variant {
     uint32_t nodes, chunk, micro_batches, shards, requests;
   };
-  const variant variants[] = {{1, 512, 1, 1, 1}, {1, 1, 2, 1, 33},  {2, 16, 1, 1, 33}, {4, 1, 1, 1, 8},
+  const variant variants[] = {{1, 512, 1, 1, 1}, {1, 1, 2, 1, 33},   {2, 16, 1, 1, 33}, {4, 1, 1, 1, 8},
                               {4, 16, 2, 1, 33}, {4, 512, 2, 2, 33}, {2, 16, 4, 2, 12}, {7, 16, 2, 1, 20}};
   for (const auto& v : variants) {
     CAPTURE(v.nodes);

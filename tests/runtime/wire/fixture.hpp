@@ -1,6 +1,7 @@
 // What the tests of the UCX wire share: waiting without precise timings, recording, other processes.
 #pragma once
 
+#include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -17,8 +18,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <doctest/doctest.h>
 
 #include "runtime/wire/ucx_wire.hpp"
 
@@ -115,12 +114,13 @@ inline std::string describe(const ucx_wire& wire) {
   const auto s = wire.statistics();
   const auto c = wire.counters();
   char text[512];
-  std::snprintf(text, sizeof text,
-                "sent %zu received %zu in flight %zu malformed %zu stale %zu unaddressed %zu overflowed %zu cut off %zu "
-                "gaps %zu held %zu refused greetings %zu up %zu",
-                size_t{s.messages_sent}, size_t{s.messages_received}, size_t{s.bytes_in_flight}, size_t{c.malformed},
-                size_t{c.stale}, size_t{c.unaddressed}, size_t{c.overflowed}, size_t{c.cut_off},
-                size_t{c.sequence_gaps}, size_t{c.held}, size_t{c.refused_greetings}, size_t{c.peers_up});
+  std::snprintf(
+      text, sizeof text,
+      "sent %zu received %zu in flight %zu malformed %zu stale %zu unaddressed %zu overflowed %zu cut off %zu "
+      "gaps %zu held %zu refused greetings %zu up %zu",
+      size_t{s.messages_sent}, size_t{s.messages_received}, size_t{s.bytes_in_flight}, size_t{c.malformed},
+      size_t{c.stale}, size_t{c.unaddressed}, size_t{c.overflowed}, size_t{c.cut_off}, size_t{c.sequence_gaps},
+      size_t{c.held}, size_t{c.refused_greetings}, size_t{c.peers_up});
   return text;
 }
 

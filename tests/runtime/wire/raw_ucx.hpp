@@ -81,8 +81,8 @@ class raw_ucx {
 
   void on_message(unsigned id, ucp_am_recv_callback_t handler, void* argument) {
     ucp_am_handler_param_t parameters{};
-    parameters.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
-                            UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    parameters.field_mask =
+        UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     parameters.id = id;
     parameters.cb = handler;
     parameters.arg = argument;

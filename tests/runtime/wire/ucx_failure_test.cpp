@@ -83,7 +83,8 @@ TEST_CASE("a hung peer hangs neither the progress thread nor closing") {
       hung.stop();
       for (const uint64_t bytes : {uint64_t{1000}, uint64_t{30'000}, uint64_t{1} << 20U}) node.flood({2, 2, 1}, bytes);
       for (int i = 0; i < 20; ++i) REQUIRE(send_patiently(*node.wire, {3, 1, 1}, patterned(node.pool, 100'000, 5)));
-      CHECK_MESSAGE(eventually([&] { return node.intact == 20; }), node.intact.load(), " of 20, ", describe(*node.wire));
+      CHECK_MESSAGE(eventually([&] { return node.intact == 20; }), node.intact.load(), " of 20, ",
+                    describe(*node.wire));
       const auto began = std::chrono::steady_clock::now();
       node.wire.reset();
       CHECK(std::chrono::steady_clock::now() - began < 15s);
@@ -190,7 +191,8 @@ TEST_CASE("a peer that leaves or disconnects is reported down and may come back"
     REQUIRE(two->connect(1, 1, one->listen_address()));
     REQUIRE(eventually([&] { return events_one.count(2, 1, true) == round && events_two.count(1, 1, true) == round; }));
     one->disconnect(2);
-    REQUIRE(eventually([&] { return events_one.count(2, 1, false) == round && events_two.count(1, 1, false) == round; }));
+    REQUIRE(
+        eventually([&] { return events_one.count(2, 1, false) == round && events_two.count(1, 1, false) == round; }));
   }
   REQUIRE(two->connect(1, 1, one->listen_address()));
   REQUIRE(eventually([&] { return events_one.count(2, 1, true) == 6; }));
@@ -230,9 +232,9 @@ TEST_CASE("connecting to the wrong node, incarnation, cluster or port ends with 
     const char* reason;
   };
   for (const auto& one : std::vector<attempt>{{9, 1, other->listen_address(), "another node"},
-                                             {2, 6, other->listen_address(), "another incarnation"},
-                                             {3, 5, foreign->listen_address(), "another cluster"},
-                                             {4, 1, "127.0.0.1:1", ""}}) {
+                                              {2, 6, other->listen_address(), "another incarnation"},
+                                              {3, 5, foreign->listen_address(), "another cluster"},
+                                              {4, 1, "127.0.0.1:1", ""}}) {
     CAPTURE(one.to);
     REQUIRE(node.wire->connect(one.to, one.incarnation, one.address));
     (void)node.wire->send({one.to, 1, one.incarnation}, patterned(node.pool, 1 << 20, 1));
