@@ -115,8 +115,8 @@ result<std::unique_ptr<head>> head::start(head_config config, head_callbacks cal
 head::~head() {
   if (system_ == nullptr) return;
   if (seams_) seams_->close();
+  end_front(front_);  // first, so that the coordinator does not mourn the node
   caf::anon_send_exit(node_, caf::exit_reason::kill);
-  end_front(front_);
   node_ = node_actor{};
   front_ = front_actors{};  // the board's readers are gone by now
   system_.reset();          // waits for the actors
