@@ -21,6 +21,7 @@ coordinator_actor::behavior_type coordinator_state::start(coordinator_actor::sta
   slots_.resize(environment_.settings.nodes);
   profile_known_ = !environment_.choose_profile;
   self->set_down_handler([this](const caf::down_msg& message) { on_down(message); });
+  last_tick_ = self->clock().now();
   self->delayed_send(self, std::chrono::milliseconds(environment_.settings.heartbeat_ms), tick{});
   show();
   return {
@@ -160,8 +161,14 @@ void coordinator_state::on_down(const caf::down_msg& message) {
 }
 
 void coordinator_state::on_tick() {
-  self_->delayed_send(self_, std::chrono::milliseconds(environment_.settings.heartbeat_ms), tick{});
+  const auto period = std::chrono::milliseconds(environment_.settings.heartbeat_ms);
+  self_->delayed_send(self_, period, tick{});
   const auto now = self_->clock().now();
+  // If this actor itself did not run for a while, heartbeats wait unread: that is not the nodes' silence.
+  const auto stalled = now - last_tick_ - period;
+  if (stalled > period)
+    for (auto& place : slots_) place.last_heard += stalled;
+  last_tick_ = now;
   const auto verdict = std::chrono::milliseconds(environment_.settings.verdict_ms);
   for (uint16_t node = 0; node < slots_.size(); ++node)
     if (slots_[node].state == phase::live && now - slots_[node].last_heard > verdict)

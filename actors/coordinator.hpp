@@ -82,6 +82,7 @@ class coordinator_state {
   placement_table placement_;
   epoch_id epoch_;
   uint32_t incarnations_ = 0;
+  caf::actor_clock::time_point last_tick_;
   bool profile_known_ = false;
   bool formed_ = false;  // every node has been live once
 };

@@ -137,14 +137,14 @@ void node_state::on_view(const cluster_view& view) {
     if (member.node == node_) continue;
     auto& known = peers_[member.node];
     if (known == member.incarnation) continue;
-    if (known != incarnation_id{}) seams.disconnect(member.node);
+    if (known != incarnation_id{}) seams.give_up(member.node, known);
     known = member.incarnation;
     seams.connect(member);
   }
   std::erase_if(peers_, [&](const auto& peer) {
     const auto* member = view.find(peer.first);
     if (member != nullptr) return false;
-    seams.disconnect(peer.first);
+    seams.give_up(peer.first, peer.second);
     return true;
   });
   const view_ptr shared = std::move(bound);

@@ -48,9 +48,9 @@ class node_seams {
 
   // Where peers reach this node's wire.
   virtual std::string wire_address() const = 0;
-  // Makes a peer reachable, or lets it go. Asynchronous.
+  // Makes a peer reachable, or gives an incarnation of it up for good. Asynchronous.
   virtual void connect(const cluster_member& peer) = 0;
-  virtual void disconnect(node_id peer) = 0;
+  virtual void give_up(node_id peer, incarnation_id incarnation) = 0;
 
   // A peer's control handle as this node reaches it (in simulation: through the modelled link).
   virtual caf::strong_actor_ptr bind(node_id peer, const caf::strong_actor_ptr& handle) = 0;

@@ -57,18 +57,18 @@ class node_process {
     signal(SIGPIPE, SIG_IGN);
     const auto address = parse_address(options_.join);
     if (!address) return address.failure();
-    const auto config = make_system_config(true);
-    caf::actor_system system(*config);
-    auto coordinator = reach(system, *address);
-    if (!coordinator) return coordinator.failure();
-
     live_seams_options seams;
     seams.wire_host = options_.wire_host;
     seams.on_ended = [this](const error& reason, bool retired) {
       const std::lock_guard lock(mutex_);
       verdict_ = verdict{reason, retired};
     };
-    auto parts = std::make_shared<live_seams>(std::move(seams));
+    // Before the actor system, so that its pools outlive every message.
+    const auto parts = std::make_shared<live_seams>(std::move(seams));
+    const auto config = make_system_config(true);
+    caf::actor_system system(*config);
+    auto coordinator = reach(system, *address);
+    if (!coordinator) return coordinator.failure();
     node_environment environment = describe_process(options_.node);
     environment.coordinator = caf::actor_cast<caf::strong_actor_ptr>(*coordinator);
     environment.seams = parts;

@@ -131,9 +131,12 @@ class server {
 
     head_callbacks callbacks;
     callbacks.on_dead = [this](node_id, uint64_t process) { children_.request_kill(static_cast<pid_t>(process)); };
-    callbacks.on_failed = [this](const error& reason) {
+    callbacks.on_ended = [this](const error& reason, bool retired) {
       const std::lock_guard lock(mutex_);
-      failure_ = reason;
+      if (retired)
+        retired_ = true;
+      else
+        failure_ = reason;
     };
     auto front = head::start(*std::move(config), std::move(callbacks));
     if (!front) return front.failure();
@@ -174,7 +177,7 @@ class server {
       std::rename(unfinished.c_str(), options_.port_file.c_str());
     }
     while (!ending(signals, tend_period))
-      if (auto fine = tend(); !fine) return fine;
+      if (auto fine = tend(front); !fine) return fine;
     spdlog::info("ending");
     (*http)->stop();
     return {};
@@ -187,7 +190,7 @@ class server {
         ended_ = true;
         return {};
       }
-      if (auto fine = tend(); !fine) return fine;
+      if (auto fine = tend(front); !fine) return fine;
       const auto board = front.board();
       size_t live = 0;
       for (const auto& node : board.nodes) live += node.state == "live" ? 1 : 0;
@@ -197,11 +200,14 @@ class server {
     return {};
   }
 
-  result<void> tend() {
+  result<void> tend(head& front) {
+    bool retired = false;
     {
       const std::lock_guard lock(mutex_);
       if (failure_) return *failure_;
+      std::swap(retired, retired_);
     }
+    if (retired) front.restart_node();
     return children_.tend();
   }
 
@@ -209,6 +215,7 @@ class server {
   child_processes children_;
   std::mutex mutex_;
   std::optional<error> failure_;
+  bool retired_ = false;  // the head's own node was declared dead
   bool ended_ = false;
 };
 

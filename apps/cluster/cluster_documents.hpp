@@ -10,7 +10,7 @@ namespace troupe {
 // The /cluster document (docs/api.md).
 std::string render_cluster(const board_snapshot& board, const std::string& model_name);
 
-// Prometheus exposition format; names are listed in docs/api.md.
+// Prometheus exposition format; each metric carries its help text.
 std::string render_metrics(const board_snapshot& board);
 
 // One line a node, aligned; ends with a newline.

@@ -99,28 +99,41 @@ result<std::unique_ptr<head>> head::start(head_config config, head_callbacks cal
     started->join_port_ = *published;
   }
 
-  live_seams_options seams;
-  seams.wire_host = started->config_.listen;
-  seams.on_ended = [failed = callbacks.on_failed](const error& reason, bool) {
-    if (failed) failed(reason);
-  };
-  started->seams_ = std::make_shared<live_seams>(std::move(seams));
-  node_environment environment = describe_process(0);
-  environment.coordinator = caf::actor_cast<caf::strong_actor_ptr>(started->front_.coordinator);
-  environment.seams = started->seams_;
-  started->node_ = spawn_stateful<node_actor, node_state>(*started->system_, std::move(environment));
+  started->callbacks_ = std::move(callbacks);
+  started->spawn_node();
   return started;
+}
+
+void head::spawn_node() {
+  live_seams_options seams;
+  seams.wire_host = config_.listen;
+  seams.on_ended = callbacks_.on_ended;
+  seams_.push_back(std::make_shared<live_seams>(std::move(seams)));
+  node_environment environment = describe_process(0);
+  environment.coordinator = caf::actor_cast<caf::strong_actor_ptr>(front_.coordinator);
+  environment.seams = seams_.back();
+  node_ = spawn_stateful<node_actor, node_state>(*system_, std::move(environment));
+}
+
+void head::end_node() {
+  if (seams_.empty()) return;
+  seams_.back()->close();
+  caf::anon_send_exit(node_, caf::exit_reason::kill);
+  node_ = node_actor{};
+}
+
+void head::restart_node() {
+  end_node();
+  spawn_node();
 }
 
 head::~head() {
   if (system_ == nullptr) return;
-  if (seams_) seams_->close();
-  end_front(front_);  // first, so that the coordinator does not mourn the node
-  caf::anon_send_exit(node_, caf::exit_reason::kill);
-  node_ = node_actor{};
+  if (front_.coordinator) end_front(front_);  // first, so that the coordinator does not mourn the node
+  end_node();
   front_ = front_actors{};  // the board's readers are gone by now
   system_.reset();          // waits for the actors
-  seams_.reset();
+  seams_.clear();           // buffers of their pools are gone with the actors
 }
 
 uint64_t head::submit(generation_request request, generation_sink sink) {

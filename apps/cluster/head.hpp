@@ -20,8 +20,9 @@ namespace troupe {
 struct head_callbacks {
   // A node was declared dead; its process may still exist. On the coordinator's thread; must not block.
   std::function<void(node_id, uint64_t process)> on_dead;
-  // The head's own node cannot go on (a model that does not load, say); the process should end.
-  std::function<void(const error&)> on_failed;
+  // The head's own node cannot go on: because it was declared dead (`retired`: call `restart_node`), or
+  // for good (a model that does not load, say; the process should end). On an actor's thread.
+  std::function<void(const error& reason, bool retired)> on_ended;
 };
 
 class head final : public api_backend {
@@ -32,6 +33,9 @@ class head final : public api_backend {
   ~head() override;
 
   uint16_t join_port() const { return join_port_; }
+  // Joins with the head's own node again, as a new incarnation. Requires: it ended.
+  void restart_node();
+
   // Every node is in the first view.
   bool serving() const { return front_.board->read().serving; }
   board_snapshot board() const { return front_.board->read(); }
@@ -48,13 +52,16 @@ class head final : public api_backend {
 
  private:
   head() = default;
+  void spawn_node();
+  void end_node();
 
   head_config config_;
+  head_callbacks callbacks_;
   std::shared_ptr<const model_config> model_;
   std::unique_ptr<caf::actor_system_config> system_config_;
   std::unique_ptr<caf::actor_system> system_;
   front_actors front_;
-  std::shared_ptr<live_seams> seams_;
+  std::vector<std::shared_ptr<live_seams>> seams_;  // the last is in use; all outlive the actors
   node_actor node_;
   uint16_t join_port_ = 0;
   uint64_t created_s_ = 0;

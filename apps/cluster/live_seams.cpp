@@ -132,8 +132,8 @@ void live_seams::connect(const cluster_member& peer) {
   if (!started) spdlog::error("node {} cannot be connected: {}", peer.node.value, started.failure().message);
 }
 
-void live_seams::disconnect(node_id peer) {
-  if (ucx_ != nullptr) ucx_->disconnect(peer.value);
+void live_seams::give_up(node_id peer, incarnation_id incarnation) {
+  if (ucx_ != nullptr) ucx_->refuse(peer.value, incarnation.value);
 }
 
 void live_seams::ended(const error& reason, bool retired) {

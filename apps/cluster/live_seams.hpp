@@ -36,7 +36,7 @@ class live_seams final : public node_seams {
   std::shared_ptr<buffer_pool> combine_pool() override { return combine_pool_; }
   std::string wire_address() const override;
   void connect(const cluster_member& peer) override;
-  void disconnect(node_id peer) override;
+  void give_up(node_id peer, incarnation_id incarnation) override;
   caf::strong_actor_ptr bind(node_id, const caf::strong_actor_ptr& handle) override { return handle; }
   void ended(const error& reason, bool retired) override;
 

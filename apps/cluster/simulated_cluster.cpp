@@ -93,7 +93,7 @@ class simulated_cluster::seams final : public node_seams {
   std::shared_ptr<buffer_pool> combine_pool() override { return combine_pool_; }
   std::string wire_address() const override { return "simulated:" + std::to_string(label_); }
   void connect(const cluster_member&) override {}
-  void disconnect(node_id) override {}
+  void give_up(node_id, incarnation_id) override {}
   caf::strong_actor_ptr bind(node_id peer, const caf::strong_actor_ptr& handle) override {
     return cluster_.bind(label_, cluster_.label_of(peer), handle);
   }

@@ -126,6 +126,20 @@ TEST_CASE("kill -9 of each worker in turn changes no token of 16 streams") { dis
 
 TEST_CASE("SIGSTOP of each worker in turn changes no token of 16 streams") { disturb(SIGSTOP, 1); }
 
+TEST_CASE("a head that was paused goes on: its own stall is not its nodes' silence") {
+  constexpr int tokens = 48;
+  served_cluster cluster(2);
+  REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
+  const auto undisturbed = run_streams(cluster, tokens);
+  const auto disturbed = run_streams(cluster, tokens, [&] {
+    kill(cluster.process(), SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2000));
+    kill(cluster.process(), SIGCONT);
+  });
+  for (size_t i = 0; i < disturbed.size(); ++i) REQUIRE(disturbed[i] == undisturbed[i]);
+  CHECK(cluster.cluster()["nodes_lost"] == 0);
+}
+
 TEST_CASE("kill -9 of each worker in turn, 20 times" * doctest::test_suite("full")) { disturb(SIGKILL, 20); }
 
 TEST_CASE("SIGSTOP of each worker in turn, 20 times" * doctest::test_suite("full")) { disturb(SIGSTOP, 20); }
