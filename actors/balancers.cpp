@@ -52,13 +52,13 @@ void shard_table::add(const charged& entry, int sign) {
 }
 
 prefill_balancer_actor::behavior_type prefill_balancer(
-    prefill_balancer_actor::stateful_pointer<prefill_balancer_state> self) {
+    prefill_balancer_actor::stateful_pointer<prefill_balancer_state> self, prefill_choice choose) {
   return {
-      [self](const route_prompt& message) {
+      [self, choose](const route_prompt& message) {
         auto& state = self->state;
         if (!state.view) return;
         prompt_route answer{message.request, message.attempt, false, {}};
-        if (const auto chosen = choose_prefill_shard(state.table.loads(), message.prompt_tokens)) {
+        if (const auto chosen = choose(state.table.loads(), message.prompt_tokens)) {
           answer.found = true;
           answer.shard = state.table.shards()[*chosen];
           state.table.charge(message.request, message.attempt, *chosen, message.prompt_tokens);
@@ -74,14 +74,15 @@ prefill_balancer_actor::behavior_type prefill_balancer(
 }
 
 decode_balancer_actor::behavior_type decode_balancer(
-    decode_balancer_actor::stateful_pointer<decode_balancer_state> self) {
+    decode_balancer_actor::stateful_pointer<decode_balancer_state> self, decode_choice choose) {
   return {
-      [self](const place_sequence& message) {
+      [self, choose](const place_sequence& message) {
         auto& table = self->state.table;
         const auto holder = table.index(message.holder);
         if (!holder) return;  // that shard is gone; the API server resumes its sequences elsewhere
-        table.charge(message.request, message.attempt, *holder, message.kv_tokens);
-        tell(table.handle(*holder), sequence_placement{message.request, message.attempt, message.holder});
+        const size_t chosen = choose(*holder, table.loads());
+        table.charge(message.request, message.attempt, chosen, message.kv_tokens);
+        tell(table.handle(*holder), sequence_placement{message.request, message.attempt, table.shards()[chosen]});
       },
       [self](const sequence_ended& message) { self->state.table.release(message.request, message.attempt); },
       [self](const view_ptr& view) {

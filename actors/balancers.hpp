@@ -59,9 +59,10 @@ struct decode_balancer_state : balancer_state {
   static constexpr const char* name = "decode_balancer";
 };
 
+// `choose` is the balancer's policy.
 prefill_balancer_actor::behavior_type prefill_balancer(
-    prefill_balancer_actor::stateful_pointer<prefill_balancer_state> self);
+    prefill_balancer_actor::stateful_pointer<prefill_balancer_state> self, prefill_choice choose);
 decode_balancer_actor::behavior_type decode_balancer(
-    decode_balancer_actor::stateful_pointer<decode_balancer_state> self);
+    decode_balancer_actor::stateful_pointer<decode_balancer_state> self, decode_choice choose);
 
 }  // namespace troupe

@@ -5,8 +5,8 @@ namespace troupe {
 front_actors spawn_front(caf::actor_system& system, api_server_environment api, coordinator_environment coordination) {
   front_actors front;
   front.board = std::make_shared<cluster_board>();
-  front.prefill_balancer = system.spawn(prefill_balancer);
-  front.decode_balancer = system.spawn(decode_balancer);
+  front.prefill_balancer = system.spawn(prefill_balancer, &choose_prefill_shard);
+  front.decode_balancer = system.spawn(decode_balancer, &stay_with_holder);
   const auto pointer = [](const auto& handle) { return caf::actor_cast<caf::strong_actor_ptr>(handle); };
   api.prefill_balancer = pointer(front.prefill_balancer);
   api.board = front.board;

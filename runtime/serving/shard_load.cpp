@@ -27,6 +27,8 @@ std::optional<size_t> choose_decode_shard(std::span<const shard_load> loads) {
   return least(loads, [](const shard_load& load) { return std::tuple(load.tokens, load.requests); });
 }
 
+size_t stay_with_holder(size_t holder, std::span<const shard_load>) { return holder; }
+
 uint64_t attention_work(uint32_t prompt_tokens) { return uint64_t{prompt_tokens} * (prompt_tokens + 1) / 2; }
 
 }  // namespace troupe

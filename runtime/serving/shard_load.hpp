@@ -27,6 +27,12 @@ std::optional<size_t> choose_prefill_shard(std::span<const shard_load> loads, ui
 // Index of the shard to decode on: least KV use, then fewest requests, then lowest index.
 std::optional<size_t> choose_decode_shard(std::span<const shard_load> loads);
 
+// Index of the shard to decode on when every shard prefills and decodes: where the KV is.
+size_t stay_with_holder(size_t holder, std::span<const shard_load> loads);
+
+using prefill_choice = std::optional<size_t> (*)(std::span<const shard_load> loads, uint32_t prompt_tokens);
+using decode_choice = size_t (*)(size_t holder, std::span<const shard_load> loads);
+
 uint64_t attention_work(uint32_t prompt_tokens);
 
 }  // namespace troupe
