@@ -10,6 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <doctest/doctest.h>
+
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -81,7 +83,12 @@ class served_cluster {
       return port_ != 0 || !running();
     });
   }
-  ~served_cluster() { stop(SIGTERM); }
+  ~served_cluster() {
+    stop(SIGTERM);
+    // What a sanitizer found in any of the processes fails the test.
+    const std::string said = log();
+    if (said.find("Sanitizer") != std::string::npos || said.find("runtime error") != std::string::npos) FAIL_CHECK(said);
+  }
 
   bool running() const { return process_ > 0 && kill(process_, 0) == 0 && waitpid(process_, nullptr, WNOHANG) == 0; }
   uint16_t port() const { return port_; }
