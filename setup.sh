@@ -10,7 +10,7 @@ usage() {
 usage: ./setup.sh [--list] [GROUP...]
 
 Installs the packages of the named groups that are missing; without a name, group `build`. Groups are
-build, full and fresh; tools/packages.txt lists them with what each package is for. Needs root, or sudo,
+build, test, full and fresh; tools/packages.txt lists them with what each package is for. Needs root, or sudo,
 only when something is missing.
 
   --list   print what is missing and install nothing
@@ -30,7 +30,7 @@ for argument in "$@"; do
   case $argument in
     --help | -h) usage; exit 0 ;;
     --list) list_only=yes ;;
-    build | full | fresh) groups+=("$argument") ;;
+    build | test | full | fresh) groups+=("$argument") ;;
     *) usage >&2; die "unknown argument '$argument'" ;;
   esac
 done
