@@ -66,6 +66,8 @@ live_seams::~live_seams() {
 }
 
 void live_seams::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
   if (device_) device_->stop();
   if (wire_)
     for (uint16_t slot = 0; slot < slots_max; ++slot) wire_->detach(slot);
@@ -79,6 +81,8 @@ result<std::shared_ptr<const model_config>> live_seams::read_config(const servin
 
 result<void> live_seams::open(node_id node, incarnation_id incarnation, const serving_settings& settings,
                               const model_config& config) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return error{errc::cancelled, "the process is ending"};
   const auto memory = size_node_memory(settings, config);
   dispatch_pool_ = std::make_shared<buffer_pool>(memory.dispatch_bytes);
   combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
@@ -117,6 +121,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
 void live_seams::load(const serving_settings& settings, std::shared_ptr<const model_config> config,
                       std::vector<std::pair<uint32_t, uint32_t>> experts,
                       std::function<void(std::shared_ptr<loaded_weights>)> done) {
+  const std::lock_guard lock(mutex_);
   loader_ = std::thread([directory = settings.model, threads = settings.threads_per_node, config = std::move(config),
                          experts = std::move(experts), done = std::move(done), device = device_] {
     kernels::prepare_thread();

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "actors/node_seams.hpp"
@@ -21,7 +22,8 @@ class live_seams final : public node_seams {
   explicit live_seams(live_seams_options options) : options_(std::move(options)) {}
   ~live_seams() override;
 
-  // Stops the device and detaches the actors; no completion or delivery follows. Then the actors may end.
+  // Stops the device and detaches the actors; no completion or delivery follows, and a node that is only
+  // joining gets no device any more. Then the actors may end. Any thread.
   void close();
 
   result<void> open(node_id node, incarnation_id incarnation, const serving_settings& settings,
@@ -42,6 +44,8 @@ class live_seams final : public node_seams {
 
  private:
   live_seams_options options_;
+  std::mutex mutex_;  // of what `open` and `load` (an actor's thread) set and `close` reads
+  bool closed_ = false;
   // Pools outlive the wire, and the wire every message: declared first, destroyed last.
   std::shared_ptr<buffer_pool> dispatch_pool_;
   std::shared_ptr<buffer_pool> combine_pool_;
