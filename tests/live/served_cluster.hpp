@@ -2,6 +2,7 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <doctest/doctest.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <nlohmann/json.hpp>
@@ -9,8 +10,6 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <doctest/doctest.h>
 
 #include <chrono>
 #include <filesystem>
@@ -87,7 +86,8 @@ class served_cluster {
     stop(SIGTERM);
     // What a sanitizer found in any of the processes fails the test.
     const std::string said = log();
-    if (said.find("Sanitizer") != std::string::npos || said.find("runtime error") != std::string::npos) FAIL_CHECK(said);
+    if (said.find("Sanitizer") != std::string::npos || said.find("runtime error") != std::string::npos)
+      FAIL_CHECK(said);
   }
 
   bool running() const { return process_ > 0 && kill(process_, 0) == 0 && waitpid(process_, nullptr, WNOHANG) == 0; }

@@ -1,8 +1,8 @@
 // The bundled model against what its training script computed with PyTorch from the exported files.
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tests/simulation/simulation_fixtures.hpp"
 
