@@ -151,7 +151,7 @@ TEST_CASE("the chunks of a stream, joined, are the whole answer, logprobs includ
     }
     const auto& choice = whole["choices"][0];
     CHECK(text == answer_text());
-    CHECK(text == (chat ? choice["message"]["content"] : choice["text"]));
+    CHECK(text == (chat ? choice["message"]["content"] : choice["text"]).get<std::string>());
     CHECK(logprobs == choice["logprobs"][chat ? "content" : "text_offset"]);
     CHECK(finish == choice["finish_reason"]);
   }
