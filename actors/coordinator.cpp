@@ -222,10 +222,7 @@ void coordinator_state::publish() {
   for (const auto& place : slots_)
     if (place.state == phase::live) tell(place.handle, view);
   show();
-  if (!formed_) {
-    formed_ = true;
-    if (environment_.on_serving) environment_.on_serving();
-  }
+  formed_ = true;
 }
 
 void coordinator_state::show() {

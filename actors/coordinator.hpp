@@ -38,7 +38,6 @@ struct coordinator_environment {
   std::function<caf::strong_actor_ptr(node_id peer, const caf::strong_actor_ptr&)> bind;
   // Called on the coordinator's thread; must not block. May be empty.
   std::function<void(node_id, uint64_t process)> on_dead;
-  std::function<void()> on_serving;  // once, when every node is in the first view
 };
 
 class coordinator_state {

@@ -97,8 +97,7 @@ class simulated_cluster::seams final : public node_seams {
   caf::strong_actor_ptr bind(node_id peer, const caf::strong_actor_ptr& handle) override {
     return cluster_.bind(label_, cluster_.label_of(peer), handle);
   }
-  void ended(const error&, bool retired) override { retired_ = retired; }
-  bool retired() const { return retired_; }
+  void ended(const error&, bool) override {}
 
   void close() {
     if (device_) device_->stop();
@@ -114,7 +113,6 @@ class simulated_cluster::seams final : public node_seams {
   std::shared_ptr<buffer_pool> dispatch_pool_;
   std::shared_ptr<buffer_pool> combine_pool_;
   std::shared_ptr<modelled_wire> wire_;
-  bool retired_ = false;
 };
 
 simulated_cluster::simulated_cluster(std::shared_ptr<simulated_model> model, simulation_options options)

