@@ -4,6 +4,15 @@
 
 namespace troupe {
 
+namespace {
+
+uint64_t virtual_ns(virtual_clock::time_point time) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+}
+
+}  // namespace
+
 bool modelled_network::carry(const modelled_wire& from, const endpoint& to, micro_batch message) {
   const auto at = wires_.find(to.node);
   if (at == wires_.end() || at->second->incarnation() != to.incarnation) return false;
@@ -43,6 +52,7 @@ result<void> modelled_wire::send(endpoint to, micro_batch message) {
   header.destination_incarnation = to.incarnation;
   ++statistics_.messages_sent;
   statistics_.bytes_sent += header.payload_bytes;
+  header.send_time_ns = virtual_ns(network_->time().now());
   seal(message, false);
   if (!network_->carry(*this, to, std::move(message)))
     return error{errc::unavailable, "node " + std::to_string(to.node) + " cannot be reached"};
@@ -57,6 +67,7 @@ void modelled_wire::deliver(uint16_t slot, micro_batch message) {
   }
   ++statistics_.messages_received;
   statistics_.bytes_received += message.header.payload_bytes;
+  message.delivered_ns = virtual_ns(network_->time().now());
   at->second(std::move(message));
 }
 

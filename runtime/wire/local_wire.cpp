@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "runtime/wire/wire_time.hpp"
+
 namespace troupe {
 
 // What the switch shares with senders; it outlives the wire for as long as a delivery is under way.
@@ -64,6 +66,7 @@ result<void> local_wire::send(endpoint to, micro_batch message) {
   if (const char* wrong = wrong_counts(header); wrong != nullptr)
     return error{errc::invalid_argument, std::string("a micro-batch cannot be sent: ") + wrong};
   header.sequence = next_sequence(to.node, header.kind);
+  header.send_time_ns = message.delivered_ns = wire_time_ns();
   seal(message, false);
 
   self_->messages_sent.fetch_add(1, std::memory_order_relaxed);

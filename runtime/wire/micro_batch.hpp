@@ -82,10 +82,10 @@ struct micro_batch_header {
   uint32_t bulk_kind = 0;                //  68  bulk only
   uint64_t payload_bytes = 0;            //  72
   uint64_t payload_checksum = 0;         //  80  XXH3-64 of the payload when flags bit 0 is set, else 0
-  uint64_t send_time_ns = 0;             //  88  sender's clock
+  uint64_t send_time_ns = 0;             //  88  sender's steady (or virtual) clock when `send` took it; set by the wire
   uint64_t sequence = 0;                 //  96  per (sender, receiver, class); set by the wire
   uint64_t session = 0;                  // 104  of the sender's connection; set and checked by the wire
-  uint64_t reserved = 0;                 // 112
+  uint64_t detail = 0;                   // 112  combine: ns the host's device computed for it; bulk: `bulk_offset`
   uint64_t header_checksum = 0;          // 120  XXH3-64 of bytes 0..119; set and checked by the wire
 
   static constexpr uint32_t magic_value = 0x31505254U;
@@ -94,7 +94,8 @@ static_assert(sizeof(micro_batch_header) == 128);
 
 struct micro_batch {
   micro_batch_header header;
-  buffer_ref payload;  // empty when payload_bytes is 0
+  buffer_ref payload;         // empty when payload_bytes is 0
+  uint64_t delivered_ns = 0;  // receiver's clock when the wire had all of it; set by the wire, does not travel
 };
 
 // Byte offset of the activations or outputs behind `pair_count` entries.

@@ -200,6 +200,7 @@ void ucx_receiver::deliver(micro_batch&& message, const ucx_peer& peer, uint64_t
     return;
   }
   const uint64_t bytes = message.header.payload_bytes;
+  message.delivered_ns = wire_time_ns();
   if (slots_.deliver(std::move(message))) {
     counters_.messages_received.add();
     counters_.bytes_received.add(bytes);
