@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -13,6 +14,10 @@ namespace {
 constexpr auto stranded_deadline = std::chrono::seconds(30);
 constexpr auto tick_period = std::chrono::milliseconds(25);
 constexpr uint16_t absent = 0xffff;
+
+uint64_t clock_ns(steady_time time) {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+}
 
 }  // namespace
 
@@ -26,15 +31,25 @@ attention_shard_actor::behavior_type attention_shard_state::start(
   forward_.emplace(config, *environment_.weights, math, settings.combine == wire_dtype::bf16);
   cache_.emplace(math.layout_kv(config.kv_lora_rank, config.qk_rope_head_dim), config.num_hidden_layers,
                  static_cast<int>(settings.kv_blocks));
-  batcher_.emplace(batcher_options{settings.rows_max, settings.chunk, settings.micro_batches, settings.sequences_max},
+  chooser_.emplace(settings.schedule);
+  batcher_.emplace(batcher_options{settings.rows_max, settings.chunk, chooser_->current().micro_batches,
+                                   settings.sequences_max},
                    *cache_);
   const auto address = caf::actor_cast<caf::actor>(self);
-  for (uint32_t i = 0; i < settings.micro_batches; ++i)
+  const uint32_t steps_max = settings.schedule.micro_batches_max();
+  for (uint32_t i = 0; i < steps_max; ++i)
     steps_.push_back(std::make_unique<shard_step>(*forward_, *cache_, static_cast<int>(settings.rows_max),
+                                                  environment_.self.slot, i,
                                                   [address, i] { caf::anon_send(address, stage_done{i}); }));
+  follows_.resize(steps_max);
+  held_back_.resize(steps_max);
   payload_row_.assign(settings.rows_max, absent);
   environment_.data_plane->attach(environment_.self.slot,
-                                  [address](micro_batch message) { caf::anon_send(address, std::move(message)); });
+                                  [address, compute = environment_.compute, node = environment_.self.node.value](
+                                      micro_batch message) {
+                                    compute->account().delivered(message, node);
+                                    caf::anon_send(address, std::move(message));
+                                  });
   self->delayed_send(self, tick_period, tick{});
   return {
       [this](const start_sequence& message) { on_start(message); },
@@ -138,6 +153,11 @@ void attention_shard_state::file(const micro_batch& answer, outstanding_dispatch
   const std::byte* outputs = rows(answer);
   for (size_t i = 0; i < entry.pairs.size(); ++i) step.accept(entry.pairs[i], outputs + i * stride);
   step.keep(answer.payload);
+  const auto& plane = *environment_.data_plane;
+  const uint16_t here = environment_.self.node.value;
+  step.answered_at(header.send_time_ns, answer.delivered_ns,
+                   plane.transfer_ns(here, header.source_node, entry.bytes) + header.detail +
+                       plane.transfer_ns(header.source_node, here, header.payload_bytes + sizeof header));
   ledger_.close(entry);
 }
 
@@ -164,31 +184,57 @@ void attention_shard_state::refused(const micro_batch& answer, outstanding_dispa
 
 void attention_shard_state::on_stage_done(uint32_t step_index) {
   auto& step = *steps_[step_index];
-  if (!step.attended()) {
-    step.shared_done();
+  if (!step.attention_ended()) {
+    step.shared_done(step.ran());
     advance(step_index);
     return;
   }
-  if (step.through()) {
+  step.attention_done();
+  let_followers_go(step_index);
+  if (step.through())
     finish_step(step_index);
-    return;
-  }
-  open_layer(step_index);
+  else if (step.at_gate())
+    open_layer(step_index);
+  else
+    go_on(step_index);
 }
 
 void attention_shard_state::start_idle_steps() {
   if (!view_) return;
-  for (uint32_t i = 0; i < steps_.size(); ++i) {
+  const auto& choice = chooser_->current();
+  for (uint32_t i = 0; i < choice.micro_batches; ++i) {
     auto& step = *steps_[i];
-    if (!step.idle() || !batcher_->pick(step.mutable_batch())) continue;
-    step.begin(++steps_started_);
-    submit(i, step.attend());
+    if (!step.idle() || !batcher_->pick(i, step.mutable_batch(), parts_)) continue;
+    step.begin(++steps_started_, choice.split_attention, clock_ns(now()));
+    follows_[i].clear();
+    for (const uint32_t part : parts_) follows_[i].push_back({part, steps_[part]->number()});
+    go_on(i);
   }
 }
 
 void attention_shard_state::submit(uint32_t step_index, stage_task& stage) {
   steps_[step_index]->running(stage);
   environment_.compute->submit(stage);
+}
+
+// The next attention stage, now or when the keys that it reads have been written.
+void attention_shard_state::go_on(uint32_t step_index) {
+  held_back_[step_index] = must_wait(step_index);
+  if (!held_back_[step_index]) submit(step_index, steps_[step_index]->next());
+}
+
+bool attention_shard_state::must_wait(uint32_t step_index) const {
+  const auto reads = steps_[step_index]->reads_layer();
+  if (!reads) return false;
+  return std::any_of(follows_[step_index].begin(), follows_[step_index].end(), [&](const followed_step& earlier) {
+    const auto& step = *steps_[earlier.step_index];
+    return !step.idle() && step.number() == earlier.step_number && step.written_layer() < *reads;
+  });
+}
+
+void attention_shard_state::let_followers_go(uint32_t step_index) {
+  for (uint32_t i = 0; i < steps_.size(); ++i)
+    if (i != step_index && held_back_[i]) go_on(i);
 }
 
 void attention_shard_state::open_layer(uint32_t step_index) {
@@ -246,14 +292,16 @@ void attention_shard_state::send(outstanding_dispatch& entry) {
     header.payload_bytes = bytes;
     const auto entries = pairs(message);
     std::byte* activations = rows(message);
-    const uint64_t stride = row_bytes(settings.dispatch, hidden, 1);
+    const uint64_t stride = settings.dispatch == wire_dtype::fp8 ? hidden : row_bytes(settings.dispatch, hidden, 1);
     uint16_t copied = 0;
     for (size_t i = 0; i < entry.pairs.size(); ++i) {
       const auto& pair = entry.pairs[i];
       const uint16_t row = payload_row_[pair.row];
       entries[i] = {row, pair.expert, pair.k_slot, 0, 0.0F};
       if (row != copied) continue;
-      step.copy_activation(pair.row, settings.dispatch, activations + row * stride);
+      const bool has_scales = settings.dispatch == wire_dtype::fp8;
+      step.copy_activation(pair.row, settings.dispatch, activations + row * stride,
+                           has_scales ? scales(message, row) : nullptr);
       ++copied;
     }
   }
@@ -264,6 +312,7 @@ void attention_shard_state::send(outstanding_dispatch& entry) {
   if (!sent && sent.failure().code == errc::exhausted) return;
   // A peer that cannot be reached is as good as silent: the next view or the deadline decides.
   entry.sent = true;
+  entry.bytes = bytes + sizeof(micro_batch_header);
   entry.since = now();
   ledger_.count_sent(entry);
 }
@@ -272,7 +321,8 @@ void attention_shard_state::advance(uint32_t step_index) {
   auto& step = *steps_[step_index];
   if (step.idle() || step.through() || !step.complete()) return;
   ledger_.close_step(step_index);
-  submit(step_index, step.attend());
+  step.close_layer();
+  go_on(step_index);
 }
 
 void attention_shard_state::finish_step(uint32_t step_index) {
@@ -304,7 +354,10 @@ void attention_shard_state::finish_step(uint32_t step_index) {
     }
     return token.finish != 0;
   });
+  const auto step_rows = static_cast<uint32_t>(step.batch().size());
   step.end();
+  if (chooser_->step_ended(step_rows, batcher_->decoding_rows(), batcher_->prompt_rows(), clock_ns(now())))
+    batcher_->share_between(chooser_->current().micro_batches);
   tokens_ += message.tokens.size();
   if (!message.tokens.empty()) tell(view_->api_server, std::move(message));
   for (const auto& placement : placements) tell(view_->decode_balancer, placement);
@@ -385,6 +438,10 @@ void attention_shard_state::report() {
   message.counters.kv_blocks = static_cast<uint64_t>(cache_->block_count());
   message.counters.dispatches_sent = ledger_.sent_count();
   message.counters.dispatches_resent = ledger_.resent_count();
+  message.counters.micro_batches = chooser_->current().micro_batches;
+  message.counters.schedule_switches = chooser_->switches();
+  for (const auto& step : steps_) message.counters.chain_ns = std::max(message.counters.chain_ns, step->chain_ns());
+  message.schedule_reason = chooser_->reason();
   caf::anon_send(environment_.node, message);
 }
 

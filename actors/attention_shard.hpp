@@ -13,6 +13,7 @@
 #include "actors/messages.hpp"
 #include "runtime/model/forward.hpp"
 #include "runtime/serving/dispatch_ledger.hpp"
+#include "runtime/serving/schedule_chooser.hpp"
 #include "runtime/serving/settings.hpp"
 #include "runtime/serving/shard_step.hpp"
 #include "runtime/wire/wire.hpp"
@@ -52,6 +53,12 @@ class attention_shard_state {
     steady_time since;
   };
 
+  // A step that holds the earlier part of a prompt; its keys of a layer must be there first.
+  struct followed_step {
+    uint32_t step_index = 0;
+    uint64_t step_number = 0;
+  };
+
   void on_start(const start_sequence& message);
   void on_cancel(const cancel_sequence& message);
   void on_placement(const sequence_placement& message);
@@ -62,6 +69,9 @@ class attention_shard_state {
 
   void start_idle_steps();
   void submit(uint32_t step_index, stage_task& stage);
+  void go_on(uint32_t step_index);
+  bool must_wait(uint32_t step_index) const;
+  void let_followers_go(uint32_t step_index);
   void open_layer(uint32_t step_index);
   void dispatch_pairs(uint32_t step_index, std::span<const owed_pair> pairs, std::optional<uint16_t> avoid,
                       uint32_t attempt);
@@ -83,6 +93,10 @@ class attention_shard_state {
   std::optional<kv_cache> cache_;
   std::optional<sequence_batcher> batcher_;
   std::vector<std::unique_ptr<shard_step>> steps_;
+  std::vector<std::vector<followed_step>> follows_;  // by step
+  std::vector<bool> held_back_;                      // by step: its next stage waits for what it follows
+  std::vector<uint32_t> parts_;                      // working list, reused
+  std::optional<schedule_chooser> chooser_;
   dispatch_ledger ledger_;
   replica_router router_;
   view_ptr view_;

@@ -31,7 +31,10 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
   }
   // The answer to a raw pointer in flight is a handle that keeps this actor alive.
   environment_.data_plane->attach(
-      slot, [address = address_](micro_batch message) { caf::anon_send(address, std::move(message)); });
+      slot, [address = address_, compute = environment_.compute, node = environment_.node.value](micro_batch message) {
+        compute->account().delivered(message, node);
+        caf::anon_send(address, std::move(message));
+      });
   self->delayed_send(self, tick_period, tick{});
   return {
       [this](const micro_batch& message) { on_dispatch(message); },
@@ -128,6 +131,7 @@ void expert_host_state::on_done(dispatch_work& work) {
   if (work.bad_output) {
     refuse(work.request, combine_status::bad_output);
   } else {
+    work.answer.header.detail = work.compute_ns;
     send(work.request.header, std::move(work.answer));
   }
   work.request = {};
@@ -149,6 +153,7 @@ micro_batch_header expert_host_state::answer_header(const micro_batch& message) 
   header.status = combine_status::ok;
   header.flags = 0;
   header.payload_checksum = 0;
+  header.send_time_ns = 0;
   header.source_node = environment_.node.value;
   header.source_slot = slot;
   header.source_incarnation = environment_.incarnation.value;
@@ -189,6 +194,7 @@ std::unique_ptr<dispatch_work> expert_host_state::take_work() {
     spare_.pop_back();
   }
   work->bad_output = false;
+  work->compute_ns = work->computed_until_ns = 0;
   work->listener = this;
   return work;
 }

@@ -212,10 +212,17 @@ struct node_counters {
   uint64_t weight_passes = 0;
   uint64_t device_busy_ns = 0;
   uint64_t wire_bytes_sent = 0;
+  // Of time since the node's start, for the bound of a run (docs/schedules.md).
+  uint64_t cpu_ns = 0;        // of the process, wire and actors included; in simulation the device's busy time
+  uint64_t link_busy_ns = 0;  // of the busiest outgoing link whose bandwidth is known
+  uint64_t chain_ns = 0;      // of the longest chain of stages and transfers among the shards' micro-batches
+  uint64_t micro_batches = 0;       // that the schedule uses now, the most of any shard
+  uint64_t schedule_switches = 0;
   template <class Inspector>
   friend auto inspect(Inspector& f, node_counters& m) {
     return f(m.steps, m.tokens, m.sequences, m.kv_blocks_free, m.kv_blocks, m.dispatches_sent, m.dispatches_resent,
-             m.rows_received, m.weight_passes, m.device_busy_ns, m.wire_bytes_sent);
+             m.rows_received, m.weight_passes, m.device_busy_ns, m.wire_bytes_sent, m.cpu_ns, m.link_busy_ns,
+             m.chain_ns, m.micro_batches, m.schedule_switches);
   }
 };
 struct heartbeat {
@@ -304,6 +311,7 @@ struct shard_report {
   uint16_t slot = 0;
   epoch_id epoch;  // taken up
   node_counters counters;
+  std::string schedule_reason;  // what the schedule uses and why
 };
 struct host_report {
   node_counters counters;

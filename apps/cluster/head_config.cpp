@@ -1,74 +1,17 @@
 #include "apps/cluster/head_config.hpp"
 
-#include <yaml-cpp/yaml.h>
-
-#include <algorithm>
-#include <functional>
-#include <map>
-#include <numeric>
+#include "runtime/key_table.hpp"
 
 namespace troupe {
 
 namespace {
 
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
-using setter = std::function<void(const YAML::Node&)>;
-
-// One entry for each key; the reader below refuses every other.
-class key_table {
- public:
-  template <class Value>
-  void add(const std::string& key, Value& target) {
-    setters_[key] = [&target](const YAML::Node& node) { target = node.as<Value>(); };
-  }
-  void add(const std::string& key, setter set) { setters_[key] = std::move(set); }
-
-  result<void> read(const YAML::Node& document) const {
-    if (!document.IsMap()) return error{errc::malformed, "the file must be a list of `key: value` lines"};
-    for (const auto& entry : document) {
-      const auto key = entry.first.as<std::string>();
-      const auto known = setters_.find(key);
-      if (known == setters_.end()) return unknown(key);
-      try {
-        known->second(entry.second);
-      } catch (const YAML::Exception&) {
-        return error{errc::malformed, "the value of `" + key + "` on line " +
-                                          std::to_string(entry.second.Mark().line + 1) + " cannot be read"};
-      } catch (const error& refused) {
-        return refused;
-      }
-    }
-    return {};
-  }
-
- private:
-  error unknown(const std::string& key) const {
-    const auto nearest = std::min_element(setters_.begin(), setters_.end(), [&](const auto& a, const auto& b) {
-      return edit_distance(key, a.first) < edit_distance(key, b.first);
-    });
-    return {errc::invalid_argument, "there is no setting `" + key + "`; did you mean `" + nearest->first + "`?"};
-  }
-
-  std::map<std::string, setter> setters_;
-};
-
 wire_dtype travelling_dtype(const std::string& key, const std::string& text) {
   if (text == "f32") return wire_dtype::f32;
   if (text == "bf16") return wire_dtype::bf16;
-  throw error{errc::invalid_argument, "`" + key + "` is '" + text + "'; it may be auto, f32 or bf16"};
+  if (text == "fp8" && key == "dispatch") return wire_dtype::fp8;
+  throw error{errc::invalid_argument, "`" + key + "` is '" + text + "'; it may be auto, f32" +
+                                          (key == "dispatch" ? ", bf16 or fp8" : " or bf16")};
 }
 
 void add_serving_keys(key_table& keys, head_config& config) {
@@ -79,7 +22,6 @@ void add_serving_keys(key_table& keys, head_config& config) {
   keys.add("threads_per_node", settings.threads_per_node);
   keys.add("redundant_replicas", settings.redundant_replicas);
   keys.add("placement", settings.placement);
-  keys.add("micro_batches", settings.micro_batches);
   keys.add("rows_max", settings.rows_max);
   keys.add("chunk", settings.chunk);
   keys.add("kv_blocks", settings.kv_blocks);
@@ -88,6 +30,7 @@ void add_serving_keys(key_table& keys, head_config& config) {
   keys.add("heartbeat_ms", settings.heartbeat_ms);
   keys.add("verdict_ms", settings.verdict_ms);
   keys.add("payload_checksum", settings.payload_checksum);
+  keys.add("schedule", config.schedule);
   keys.add("profile", [&config](const YAML::Node& node) {
     const auto text = node.as<std::string>();
     config.choose_profile = text == "auto";
@@ -151,6 +94,9 @@ result<head_config> load_head_config(const std::filesystem::path& file) {
   if (config.settings.model.empty())
     return in_file({errc::invalid_argument, "`model` is missing; give a model directory"});
   resolve(config.settings.model);
+  auto cut = find_schedule(config.schedule, file.parent_path());
+  if (!cut) return in_file(cut.failure());
+  config.settings.schedule = *std::move(cut);
   resolve(config.api_key_file);
   if (config.model_name.empty()) config.model_name = std::filesystem::path(config.settings.model).filename().string();
   if (auto valid = validate(config.settings); !valid) return in_file(valid.failure());

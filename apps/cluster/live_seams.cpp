@@ -87,7 +87,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   dispatch_pool_ = std::make_shared<buffer_pool>(memory.dispatch_bytes);
   combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
   device_ = std::make_shared<cpu_device>(kernels::compute::make(settings.profile),
-                                         static_cast<int>(settings.threads_per_node));
+                                         static_cast<int>(settings.threads_per_node), settings.schedule.ranks);
   if (settings.nodes == 1) {
     wire_ = std::make_shared<local_wire>(std::make_shared<local_switch>(), node.value, incarnation.value);
     return {};

@@ -70,7 +70,8 @@ class simulated_cluster::seams final : public node_seams {
     dispatch_pool_ = std::make_shared<buffer_pool>(memory.dispatch_bytes);
     combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
     auto& time = cluster_.scheduler().time();
-    device_ = std::make_shared<modelled_device>(time, label_, cluster_.model_->math, cluster_.options_.device);
+    device_ = std::make_shared<modelled_device>(time, label_, cluster_.model_->math, cluster_.options_.device,
+                                                settings.schedule.ranks);
     wire_ = std::make_shared<modelled_wire>(cluster_.network_, label_, node.value, incarnation.value);
     return {};
   }

@@ -16,8 +16,8 @@ uint64_t now_ns() {
 
 }  // namespace
 
-cpu_device::cpu_device(std::unique_ptr<kernels::compute> math, int threads)
-    : math_(std::move(math)), threads_(threads), leader_([this] { lead(); }) {
+cpu_device::cpu_device(std::unique_ptr<kernels::compute> math, int threads, const stage_ranks& ranks)
+    : math_(std::move(math)), threads_(threads), queue_(ranks), leader_([this] { lead(); }) {
   pthread_setname_np(leader_.native_handle(), "troupe-device");
 }
 
@@ -71,25 +71,28 @@ void cpu_device::lead() {
       if (stopping_) return;
       stage = queue_.take(group);
     }
-    const uint64_t start = now_ns();
+    const stage_label label = stage != nullptr ? stage->label() : label_of(group);
+    stage_time when{now_ns(), 0};
     uint32_t experts = 0;
     if (stage != nullptr)
       stage->run(team);
     else
       experts = run_expert_group(*math_, group, team);
+    when.end_ns = now_ns();
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) return;
-      statistics_.busy_ns += now_ns() - start;
+      statistics_.busy_ns += when.duration_ns();
       statistics_.stages += stage != nullptr ? 1 : 0;
       statistics_.expert_launches += stage == nullptr ? 1 : 0;
       statistics_.weight_passes += experts;
       for (const auto& task : group) statistics_.expert_rows += task.end - task.begin;
     }
+    account_.ran(label, when);
     if (stage != nullptr)
-      stage->completed();
+      stage->completed(when);
     else
-      complete_expert_group(group);
+      complete_expert_group(group, when);
   }
 }
 

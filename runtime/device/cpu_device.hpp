@@ -13,13 +13,14 @@ namespace troupe {
 class cpu_device final : public device {
  public:
   // `threads` compute threads in all, the leader included.
-  cpu_device(std::unique_ptr<kernels::compute> math, int threads);
+  cpu_device(std::unique_ptr<kernels::compute> math, int threads, const stage_ranks& ranks = default_ranks);
   ~cpu_device() override;
 
   void submit(stage_task& task) override;
   void submit(const expert_task& task) override;
   void stop() override;
   device_statistics statistics() const override;
+  step_account& account() override { return account_; }
   std::string description() const override;
   const kernels::compute& math() const override { return *math_; }
 
@@ -32,6 +33,7 @@ class cpu_device final : public device {
   std::condition_variable arrived_;
   device_queue queue_;
   device_statistics statistics_;
+  step_account account_;
   bool stopping_ = false;
   std::thread leader_;
 };

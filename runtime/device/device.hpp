@@ -1,9 +1,9 @@
 // The device seam: `submit(task)`, then a completion.
 //
-// A device runs one task at a time with all its threads. Stage tasks (attention, shared expert, head)
-// go first, oldest first; when none waits, the device gathers: all waiting expert rows of one layer,
-// from every source shard, become one grouped launch in which each expert's weights are read once.
-// Row invariance makes that safe. `submit` may be called from any thread and never blocks; completions
+// A device runs one task at a time with all its threads. Which kind of ready stage it takes next is the
+// schedule's order of preference. For routed experts it gathers: all waiting rows of one layer, from
+// every source shard and micro-batch, become one grouped launch in which each expert's weights are read
+// once. Row invariance makes that safe. `submit` may be called from any thread and never blocks; completions
 // are called on the device's thread (live) or at their virtual time (modelled) and only send messages.
 //
 // Implementations: `cpu_device` (threads), `modelled_device` (a cost model in virtual time, with the
@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/accounting/step_account.hpp"
+#include "runtime/device/stage.hpp"
 #include "runtime/device/worker_team.hpp"
 #include "runtime/wire/micro_batch.hpp"
 
@@ -34,8 +36,9 @@ class stage_task {
  public:
   virtual ~stage_task() = default;
   virtual void run(worker_team& team) = 0;
-  virtual void completed() = 0;
+  virtual void completed(const stage_time& when) = 0;
   virtual task_cost cost() const = 0;
+  virtual stage_label label() const = 0;
 };
 
 class dispatch_work;
@@ -54,6 +57,8 @@ class dispatch_work {
   micro_batch answer;           // payload allocated and entries echoed before the first submit
   std::vector<uint32_t> order;  // pair indices, grouped by expert
   uint32_t experts_left = 0;    // device's thread only, after submission
+  uint64_t compute_ns = 0;      // of the launches that its rows were part of
+  uint64_t computed_until_ns = 0;
   bool bad_output = false;      // an expert gave NaN or infinity
   dispatch_listener* listener = nullptr;
 };
@@ -87,6 +92,8 @@ class device {
   virtual void stop() = 0;
 
   virtual device_statistics statistics() const = 0;
+  // What ran and what was waited for; actors add what the wire delivered to them.
+  virtual step_account& account() = 0;
   virtual std::string description() const = 0;  // "cpu, 1 thread, f32 (avx512)"
   virtual const kernels::compute& math() const = 0;
 };
@@ -94,9 +101,11 @@ class device {
 // The order in which a device takes tasks; shared by the implementations, not thread-safe itself.
 class device_queue {
  public:
-  void push(stage_task& task) { stages_.push_back(&task); }
+  explicit device_queue(const stage_ranks& ranks) : ranks_(ranks) {}
+
+  void push(stage_task& task);
   void push(const expert_task& task) { experts_.push_back(task); }
-  bool empty() const { return stages_.empty() && experts_.empty(); }
+  bool empty() const { return waiting_ == 0 && experts_.empty(); }
   void clear();
 
   // The next stage, or null and `group` filled with all waiting expert tasks of the oldest one's
@@ -104,7 +113,9 @@ class device_queue {
   stage_task* take(std::vector<expert_task>& group);
 
  private:
-  std::deque<stage_task*> stages_;
+  const stage_ranks ranks_;
+  std::array<std::deque<stage_task*>, stage_kind_count> stages_;  // by rank
+  size_t waiting_ = 0;                                            // stages
   std::deque<expert_task> experts_;
 };
 
@@ -112,8 +123,11 @@ class device_queue {
 // Requires: `group` as `device_queue::take` gives it.
 uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>& group, worker_team& team);
 
+// What a grouped launch is. Requires: as for `run_expert_group`.
+stage_label label_of(const std::vector<expert_task>& group);
+
 // Counts down each work of the group and tells the listeners of those that are done.
-void complete_expert_group(const std::vector<expert_task>& group);
+void complete_expert_group(const std::vector<expert_task>& group, const stage_time& when);
 
 // What a grouped launch is expected to cost.
 task_cost expert_group_cost(const std::vector<expert_task>& group);

@@ -37,9 +37,18 @@ void load_row(const dispatch_work& work, uint32_t row, float* out) {
     case wire_dtype::bf16:
       kernels::bf16_widen_row(reinterpret_cast<const uint16_t*>(source) + size_t{row} * header.hidden, out, hidden);
       return;
-    case wire_dtype::fp8: break;
+    case wire_dtype::fp8: {
+      const auto* codes = reinterpret_cast<const uint8_t*>(source) + size_t{row} * header.hidden;
+      const std::byte* scale_at = scales(work.request, row);
+      for (int at = 0; at < hidden; at += static_cast<int>(fp8_tile), scale_at += sizeof(float)) {
+        float scale = 0;
+        std::memcpy(&scale, scale_at, sizeof scale);
+        const int end = std::min(hidden, at + static_cast<int>(fp8_tile));
+        for (int i = at; i < end; ++i) out[i] = kernels::e4m3_decode(codes[i]) * scale;
+      }
+      return;
+    }
   }
-  TROUPE_CHECK(false, "an expert host accepted a dispatch in a dtype that it cannot read");
 }
 
 // Returns false when a value is NaN or infinite.
@@ -96,16 +105,25 @@ void run_item(const kernels::compute& math, const std::vector<expert_task>& grou
 
 }  // namespace
 
+void device_queue::push(stage_task& task) {
+  stages_[ranks_[index_of(task.label().kind)]].push_back(&task);
+  ++waiting_;
+}
+
 void device_queue::clear() {
-  stages_.clear();
+  for (auto& list : stages_) list.clear();
+  waiting_ = 0;
   experts_.clear();
 }
 
 stage_task* device_queue::take(std::vector<expert_task>& group) {
   group.clear();
-  if (!stages_.empty()) {
-    stage_task* next = stages_.front();
-    stages_.pop_front();
+  const size_t before_experts = experts_.empty() ? stage_kind_count : ranks_[index_of(stage_kind::mlp)];
+  for (size_t rank = 0; rank < before_experts && waiting_ != 0; ++rank) {
+    if (stages_[rank].empty()) continue;
+    stage_task* next = stages_[rank].front();
+    stages_[rank].pop_front();
+    --waiting_;
     return next;
   }
   if (experts_.empty()) return nullptr;
@@ -143,9 +161,30 @@ uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>
   return static_cast<uint32_t>(experts.size());
 }
 
-void complete_expert_group(const std::vector<expert_task>& group) {
+stage_label label_of(const std::vector<expert_task>& group) {
+  const auto* first = &group.front();
+  stage_label label;
+  label.kind = stage_kind::mlp;
+  for (const auto& task : group) {
+    label.rows += task.end - task.begin;
+    if (&task == &group.front() || task.expert != (&task)[-1].expert) ++label.weight_passes;
+    if (task.work->request.delivered_ns < first->work->request.delivered_ns) first = &task;
+  }
+  const auto& oldest = first->work->request;
+  label.slot = oldest.header.source_slot;
+  label.micro_batch = oldest.header.micro_batch;
+  label.layer = first->layer;
+  label.step = oldest.header.step;
+  label.sent_ns = oldest.header.send_time_ns;
+  label.ready_ns = oldest.delivered_ns;
+  return label;
+}
+
+void complete_expert_group(const std::vector<expert_task>& group, const stage_time& when) {
   for (const auto& task : group) {
     TROUPE_CHECK(task.work->experts_left > 0, "an expert task was completed twice");
+    if (task.work->computed_until_ns != when.end_ns) task.work->compute_ns += when.duration_ns();
+    task.work->computed_until_ns = when.end_ns;
     if (--task.work->experts_left == 0) task.work->listener->completed(*task.work);
   }
 }

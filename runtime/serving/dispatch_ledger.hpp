@@ -53,6 +53,7 @@ struct outstanding_dispatch {
   uint32_t attempt = 0;
   bool sent = false;
   bool repeated = false;  // its deadline passed and its pairs were sent elsewhere too
+  uint64_t bytes = 0;     // of the message, when sent
   steady_time since;      // sent, or created
   std::vector<owed_pair> pairs;
 };

@@ -5,7 +5,7 @@
 namespace troupe {
 
 node_memory size_node_memory(const serving_settings& settings, const model_config& config) {
-  const uint64_t steps_per_node = uint64_t{settings.shards_per_node} * settings.micro_batches;
+  const uint64_t steps_per_node = uint64_t{settings.shards_per_node} * settings.schedule.micro_batches_max();
   const uint64_t steps = steps_per_node * settings.nodes;
   const auto hidden = static_cast<uint32_t>(config.hidden_size);
   const auto k = static_cast<uint32_t>(config.num_experts_per_tok);

@@ -31,7 +31,7 @@ result<void> sequence_batcher::add(std::unique_ptr<sequence> added) {
 bool sequence_batcher::cancel(request_id request, uint32_t attempt) {
   sequence* found = find(request, attempt);
   if (found == nullptr) return false;
-  if (found->in_flight) {
+  if (found->in_flight != 0) {
     found->cancelled = true;
     by_request_.erase(request);  // a newer attempt may arrive before the micro-batch ends
   } else {
@@ -41,36 +41,76 @@ bool sequence_batcher::cancel(request_id request, uint32_t attempt) {
   return true;
 }
 
-bool sequence_batcher::pick(std::vector<batch_row>& rows) {
+bool sequence_batcher::pick(uint32_t micro_batch, std::vector<batch_row>& rows, std::vector<uint32_t>& follows) {
   rows.clear();
-  uint32_t decoding = 0;
-  uint32_t prefilling = 0;
+  follows.clear();
+  pick_decoding(rows);
+  pick_prompts(micro_batch, rows, follows);
+  return !rows.empty();
+}
+
+void sequence_batcher::pick_decoding(std::vector<batch_row>& rows) {
+  uint32_t share = (decoding_rows() + options_.micro_batches - 1) / options_.micro_batches;
   for (const auto& [arrival, s] : sequences_) {
-    decoding += s->phase == sequence::state::decoding ? 1 : 0;
-    prefilling += s->phase == sequence::state::prefill ? 1 : 0;
-  }
-  const auto share = [&](uint32_t count) { return (count + options_.micro_batches - 1) / options_.micro_batches; };
-  uint32_t decode_share = share(decoding);
-  uint32_t prefill_share = share(prefilling);
-  for (const auto& [arrival, s] : sequences_) {
-    if (s->phase != sequence::state::decoding || s->in_flight || decode_share == 0) continue;
-    if (rows.size() >= options_.rows_max) break;
-    --decode_share;
-    s->in_flight = true;
+    if (s->phase != sequence::state::decoding || s->in_flight != 0) continue;
+    if (share == 0 || rows.size() >= options_.rows_max) return;
+    --share;
+    s->in_flight = 1;
     rows.push_back({s.get(), s->tokens.back(), static_cast<int32_t>(s->computed), true});
   }
+}
+
+uint64_t sequence_batcher::work_of(uint64_t begin, uint64_t end) {
+  return (end - begin) * row_work + (end * (end + 1) - begin * (begin + 1)) / 2;
+}
+
+void sequence_batcher::pick_prompts(uint32_t micro_batch, std::vector<batch_row>& rows,
+                                    std::vector<uint32_t>& follows) {
+  // What is running counts too: the micro-batches that become idle one after another get equal parts.
+  uint64_t work = 0;
   for (const auto& [arrival, s] : sequences_) {
-    if (s->phase != sequence::state::prefill || s->in_flight || prefill_share == 0) continue;
-    if (rows.size() >= options_.rows_max) break;
-    --prefill_share;
-    s->in_flight = true;
+    if (s->phase != sequence::state::prefill) continue;
     const auto total = static_cast<uint32_t>(s->tokens.size());
-    const uint32_t room = options_.rows_max - static_cast<uint32_t>(rows.size());
-    const uint32_t end = std::min(total, s->computed + std::min(options_.chunk, room));
-    for (uint32_t position = s->computed; position < end; ++position)
-      rows.push_back({s.get(), s->tokens[position], static_cast<int32_t>(position), position + 1 == total});
+    work += work_of(s->computed, std::min<uint64_t>(total, s->taken + options_.chunk));
   }
-  return !rows.empty();
+  const uint64_t part = (work + options_.micro_batches - 1) / options_.micro_batches;
+  uint64_t filled = 0;
+  for (const auto& [arrival, s] : sequences_) {
+    if (filled >= part || rows.size() >= options_.rows_max) return;
+    const auto total = static_cast<uint32_t>(s->tokens.size());
+    if (s->phase != sequence::state::prefill || s->taken >= total || s->cancelled) continue;
+    const uint32_t room = options_.rows_max - static_cast<uint32_t>(rows.size());
+    const uint32_t end_max = std::min(total, s->taken + std::min(options_.chunk, room));
+    uint32_t end = end_max;
+    if (filled + work_of(s->taken, end_max) > part) {
+      end = s->taken + 1;
+      while (end < end_max && filled + work_of(s->taken, end) < part) ++end;
+      // Neither this part nor what it leaves over may be tiny.
+      if (end - s->taken < part_rows_min || total - end < part_rows_min) end = end_max;
+    }
+    if (s->taken > s->computed && std::find(follows.begin(), follows.end(), s->last_part) == follows.end())
+      follows.push_back(s->last_part);
+    for (uint32_t position = s->taken; position < end; ++position)
+      rows.push_back({s.get(), s->tokens[position], static_cast<int32_t>(position), position + 1 == total});
+    filled += work_of(s->taken, end);
+    s->taken = end;
+    s->last_part = micro_batch;
+    ++s->in_flight;
+  }
+}
+
+uint32_t sequence_batcher::decoding_rows() const {
+  uint32_t count = 0;
+  for (const auto& [arrival, s] : sequences_) count += s->phase == sequence::state::decoding ? 1 : 0;
+  return count;
+}
+
+uint32_t sequence_batcher::prompt_rows() const {
+  uint32_t count = 0;
+  for (const auto& [arrival, s] : sequences_)
+    if (s->phase == sequence::state::prefill)
+      count += std::min(static_cast<uint32_t>(s->tokens.size()), s->taken + options_.chunk) - s->computed;
+  return count;
 }
 
 bool sequence_batcher::start_decoding(request_id request, uint32_t attempt) {

@@ -1,11 +1,13 @@
 // Which rows go into a shard's next micro-batch: continuous batching with chunked prefill.
 //
 // Decisions only, no actors: the shard asks `pick` when a micro-batch is idle and reports what it
-// sampled through `finish`. A sequence is in at most one micro-batch at a time. KV for the whole of
+// sampled through `finish`. A decoding sequence is in at most one micro-batch at a time; the parts of a
+// prompt may be in several, and then each follows the one before it layer by layer. KV for the whole of
 // prompt and completion is taken when a sequence is admitted, so that an admitted sequence never
 // stalls for memory; others wait in order of arrival. Owned by one shard's actor.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -34,8 +36,10 @@ struct sequence {
 
   state phase = state::waiting;
   uint32_t computed = 0;        // positions whose KV is in the cache
-  bool in_flight = false;       // part of a running micro-batch
-  bool cancelled = false;       // to be dropped when its micro-batch ends
+  uint32_t taken = 0;           // positions that are computed or in a running micro-batch
+  uint32_t in_flight = 0;       // running micro-batches that it has rows in
+  uint32_t last_part = 0;       // the micro-batch that holds the newest of them
+  bool cancelled = false;       // to be dropped when its micro-batches end
   std::vector<int32_t> blocks;  // KV blocks, one for each aligned run of positions
 
   uint32_t completion_tokens() const { return static_cast<uint32_t>(tokens.size()) - prompt_tokens; }
@@ -68,9 +72,17 @@ class sequence_batcher {
   bool cancel(request_id request, uint32_t attempt);
 
   // Fills `rows` for an idle micro-batch, sequence by sequence and position by position; returns false
-  // when nothing is ready. Decoding sequences go first, then prompts in order of arrival; each kind
-  // is shared out evenly between the micro-batches.
-  bool pick(std::vector<batch_row>& rows);
+  // when nothing is ready. Decoding sequences go first, evenly shared out between the micro-batches, then
+  // prompts in order of arrival, so that each micro-batch has an equal part of their attention work; a
+  // prompt may be split. `follows` gets the running micro-batches that hold the part before one of these.
+  bool pick(uint32_t micro_batch, std::vector<batch_row>& rows, std::vector<uint32_t>& follows);
+
+  // How many micro-batches share what there is from the next `pick` on.
+  void share_between(uint32_t micro_batches) { options_.micro_batches = micro_batches; }
+
+  // Rows that are ready or running: decoding sequences, and prompt positions within reach of `chunk`.
+  uint32_t decoding_rows() const;
+  uint32_t prompt_rows() const;
 
   // Ends a micro-batch: positions count as computed, `sampled` (one token for each sampling row, in
   // order) is appended. Cancelled sequences are dropped. The callback hears of every sampled token
@@ -84,7 +96,16 @@ class sequence_batcher {
   sequence* find(request_id request, uint32_t attempt);
   size_t size() const { return sequences_.size(); }
 
+  // Attention work of the row at a position, in rows without context: cores read `position` keys, and the
+  // rest of a row costs about as much as reading this many.
+  static constexpr uint64_t row_work = 512;
+  static uint64_t work_of(uint64_t begin, uint64_t end);
+  // A smaller part of a prompt is not worth a micro-batch of its own.
+  static constexpr uint32_t part_rows_min = 16;
+
  private:
+  void pick_decoding(std::vector<batch_row>& rows);
+  void pick_prompts(uint32_t micro_batch, std::vector<batch_row>& rows, std::vector<uint32_t>& follows);
   void admit();
   void drop(sequence& dropped);
 
@@ -100,7 +121,7 @@ void sequence_batcher::finish(const std::vector<batch_row>& rows, OnToken&& on_t
   size_t sampled = 0;
   for (const auto& row : rows) {
     sequence& owner = *row.owner;
-    owner.computed = static_cast<uint32_t>(row.position) + 1;
+    owner.computed = std::max(owner.computed, static_cast<uint32_t>(row.position) + 1);
     if (!row.samples) continue;
     const size_t index = sampled++;
     if (owner.cancelled) continue;
@@ -112,8 +133,7 @@ void sequence_batcher::finish(const std::vector<batch_row>& rows, OnToken&& on_t
   for (const auto& row : rows) {
     if (row.owner == last) continue;
     last = row.owner;
-    row.owner->in_flight = false;
-    if (row.owner->cancelled) drop(*row.owner);
+    if (--row.owner->in_flight == 0 && row.owner->cancelled) drop(*row.owner);
   }
   admit();
 }

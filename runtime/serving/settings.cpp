@@ -32,7 +32,7 @@ std::string serving_settings::to_json() const {
                         {"threads_per_node", threads_per_node},
                         {"redundant_replicas", redundant_replicas},
                         {"placement", placement},
-                        {"micro_batches", micro_batches},
+                        {"schedule", to_yaml(schedule)},
                         {"rows_max", rows_max},
                         {"chunk", chunk},
                         {"kv_blocks", kv_blocks},
@@ -60,7 +60,9 @@ result<serving_settings> parse_settings(std::string_view json) {
     document.at("threads_per_node").get_to(settings.threads_per_node);
     document.at("redundant_replicas").get_to(settings.redundant_replicas);
     document.at("placement").get_to(settings.placement);
-    document.at("micro_batches").get_to(settings.micro_batches);
+    auto schedule = parse_schedule(document.at("schedule").get<std::string>());
+    if (!schedule) return schedule.failure();
+    settings.schedule = *std::move(schedule);
     document.at("rows_max").get_to(settings.rows_max);
     document.at("chunk").get_to(settings.chunk);
     document.at("kv_blocks").get_to(settings.kv_blocks);
@@ -87,7 +89,6 @@ result<void> validate(const serving_settings& settings) {
       {"shards_per_node", settings.shards_per_node, 1, 64},
       {"threads_per_node", settings.threads_per_node, 1, 256},
       {"redundant_replicas", settings.redundant_replicas, 0, 255},
-      {"micro_batches", settings.micro_batches, 1, 16},
       {"rows_max", settings.rows_max, 1, 16384},
       {"chunk", settings.chunk, 1, 16384},
       {"kv_blocks", settings.kv_blocks, 1, 1U << 24U},
@@ -101,9 +102,11 @@ result<void> validate(const serving_settings& settings) {
   if (settings.verdict_ms < 3 * settings.heartbeat_ms)
     return error{errc::invalid_argument,
                  "verdict_ms must be at least three times heartbeat_ms, or a late heartbeat kills a healthy node"};
-  const auto travels = [](wire_dtype dtype) { return dtype == wire_dtype::f32 || dtype == wire_dtype::bf16; };
-  if (!travels(settings.dispatch) || !travels(settings.combine))
-    return error{errc::unsupported, "dispatch and combine may be f32 or bf16 in this version"};
+  if (settings.dispatch > wire_dtype::fp8)
+    return error{errc::invalid_argument, "dispatch may be f32, bf16 or fp8"};
+  if (settings.combine > wire_dtype::bf16)
+    return error{errc::invalid_argument,
+                 "combine may be f32 or bf16: expert outputs in fp8 would lose what the sum over experts needs"};
   return {};
 }
 

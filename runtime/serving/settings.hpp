@@ -8,6 +8,7 @@
 
 #include "kernels/profile.hpp"
 #include "runtime/error.hpp"
+#include "runtime/serving/schedule.hpp"
 #include "runtime/wire/micro_batch.hpp"
 
 namespace troupe {
@@ -22,7 +23,7 @@ struct serving_settings {
   uint32_t threads_per_node = 1;          // compute threads of a device
   uint32_t redundant_replicas = 1;        // replicas of each expert beyond the first
   std::string placement = "linear";
-  uint32_t micro_batches = 2;            // that take turns in a shard
+  troupe::schedule schedule;             // how a shard's batch is cut into micro-batches that take turns
   uint32_t rows_max = 256;               // rows of a micro-batch
   uint32_t chunk = 128;                  // prompt rows a sequence contributes to a micro-batch at most
   uint32_t kv_blocks = 512;              // KV blocks of a shard

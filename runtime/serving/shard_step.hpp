@@ -2,12 +2,15 @@
 //
 // The attention shard owns a fixed number of these and lets them take turns. A stage runs on the
 // device; between stages the shard's actor groups the layer's (row, expert) pairs by destination,
-// sends dispatches and files the answers here. The first valid answer for a pair counts and later ones
+// sends dispatches and files the answers here. Attention is one stage or two, as the schedule says.
+// When a prompt is split between micro-batches, the later part's attention of a layer waits until the
+// earlier part has written its keys of that layer. The first valid answer for a pair counts and later ones
 // are ignored, so a dispatch may be repeated at any time.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -26,9 +29,10 @@ struct owed_pair {
 
 class shard_step {
  public:
-  // `completed` is called on the device's thread when a stage has run; it only sends a message.
-  // Requires: `forward` and `cache` outlive this.
-  shard_step(const forward_pass& forward, kv_cache& cache, int rows_max, std::function<void()> completed);
+  // Micro-batch `index` of the shard at endpoint `slot`. `completed` is called on the device's thread when
+  // a stage has run; it only sends a message. Requires: `forward` and `cache` outlive this.
+  shard_step(const forward_pass& forward, kv_cache& cache, int rows_max, uint16_t slot, uint32_t index,
+             std::function<void()> completed);
   shard_step(const shard_step&) = delete;
   shard_step& operator=(const shard_step&) = delete;
 
@@ -39,50 +43,70 @@ class shard_step {
   std::vector<batch_row>& mutable_batch() { return rows_; }  // only while idle
   const micro_batch_rows& rows() const { return workspace_; }
 
-  // Starts a step with the rows in `mutable_batch()`; submit `attend()` next.
-  void begin(uint64_t number);
+  // Starts a step with the rows in `mutable_batch()`; submit `next()` next. `ready_ns`: when they were
+  // there to be computed.
+  void begin(uint64_t number, bool split_attention, uint64_t ready_ns);
   // Ends it: the batch is empty and idle again.
   void end();
 
-  // The combine of the previous MoE layer, then everything up to the next gate, or to the sampled tokens.
-  stage_task& attend() { return attend_; }
+  // The stage of the attention side that follows: attention whole or in halves, or the head.
+  stage_task& next() { return attention_; }
   // The shared expert of the current layer.
   stage_task& shared() { return shared_; }
-  // Which of the two ran last. Requires: one was submitted.
-  bool attended() const { return running_ == &attend_; }
-  // Marks a stage as submitted; a step has one running at a time.
+  void shared_done(const stage_time& when);
+  // Whether the attention stage has ended that ran last (else it was the shared expert's).
+  // Requires: one was submitted. Marks a stage as submitted; a step has one running at a time.
   void running(stage_task& stage) { running_ = &stage; }
-  void shared_done() { shared_ready_ = true; }
+  void attention_done();
+  bool attention_ended() const { return running_ == &attention_; }
+  const stage_time& ran() const { return ran_; }
 
-  // After `attend`: whether the step is through (then `sampled` holds one token a sampling row) or
-  // stands at a MoE layer's gate.
-  bool through() const { return layer_ >= forward_.config().num_hidden_layers; }
+  // After an attention stage: whether the step is through (then `sampled` holds one token a sampling
+  // row), or stands at a MoE layer's gate; if neither, `next()` follows at once.
+  bool through() const { return place_ == place::through; }
+  bool at_gate() const { return place_ == place::gate; }
   std::span<const kernels::sampled_token> sampled() const { return {sampled_.data(), sampling_rows_.size()}; }
+
+  // The newest layer whose keys are all in the cache; -1 before the first.
+  int written_layer() const { return written_layer_; }
+  // The layer whose keys of earlier positions `next()` reads, or nothing when it reads none.
+  std::optional<int> reads_layer() const;
 
   // At a gate: forgets the previous layer's answers and owes every pair of this one.
   void open_layer();
   // The pairs of this layer that nobody has answered, appended to `pairs`.
   void unanswered(std::vector<owed_pair>& pairs) const;
   bool answered(const owed_pair& pair) const { return workspace_.expert_outputs[index(pair)] != nullptr; }
-  // Files the answer's output `position` for a pair; false when it had one already.
+  // Files the answer's output for a pair; false when it had one already.
   bool accept(const owed_pair& pair, const std::byte* output);
+  // An answer came that the step waited for; `path_ns` is the least that its way there and back could
+  // have taken: transfers on idle links and the host's compute.
+  void answered_at(uint64_t sent_ns, uint64_t delivered_ns, uint64_t path_ns);
+  // The longest chain of stages and transfers that this micro-batch has had to wait for since the start.
+  uint64_t chain_ns() const { return chain_ns_; }
   // Keeps an answer's payload alive until the combine has run.
   void keep(buffer_ref payload) { answers_.push_back(std::move(payload)); }
   // Fills a pair that cannot be answered with zeros, so that the others' rows go on.
   void give_up(const owed_pair& pair);
-  // Whether the combine may run.
+  // Whether the combine may run; `close_layer` says that it will.
   bool complete() const { return missing_ == 0 && shared_ready_; }
+  void close_layer() { chain_ns_ += layer_path_ns_; }
 
-  // Writes the activations of `row` in `dtype`.
-  void copy_activation(uint16_t row, wire_dtype dtype, std::byte* out) const;
+  // Writes the activations of `row` in `dtype`; of FP8 the codes to `out` and the tiles' FP32 scales to
+  // `scales` [ceil(hidden/128)], which may be unaligned.
+  void copy_activation(uint16_t row, wire_dtype dtype, std::byte* out, std::byte* scales) const;
 
  private:
-  class attend_stage final : public stage_task {
+  // Where the step stands between two stages.
+  enum class place : uint8_t { start, halfway, dense_layer_done, gate, through };
+
+  class attention_stage final : public stage_task {
    public:
-    explicit attend_stage(shard_step& step) : step_(step) {}
-    void run(worker_team& team) override { step_.run_attend(team); }
-    void completed() override { step_.completed_(); }
-    task_cost cost() const override { return step_.attend_cost(); }
+    explicit attention_stage(shard_step& step) : step_(step) {}
+    void run(worker_team& team) override { step_.run_attention(team); }
+    void completed(const stage_time& when) override { step_.stage_ended(when); }
+    task_cost cost() const override { return step_.attention_cost(); }
+    stage_label label() const override { return step_.label_of(step_.attention_kind()); }
 
    private:
     shard_step& step_;
@@ -91,8 +115,9 @@ class shard_step {
    public:
     explicit shared_stage(shard_step& step) : step_(step) {}
     void run(worker_team& team) override { step_.forward_.shared_expert(step_.workspace_, step_.layer_, team); }
-    void completed() override { step_.completed_(); }
+    void completed(const stage_time& when) override { step_.stage_ended(when); }
     task_cost cost() const override { return step_.shared_cost(); }
+    stage_label label() const override { return step_.label_of(stage_kind::shared); }
 
    private:
     shard_step& step_;
@@ -101,13 +126,20 @@ class shard_step {
   size_t index(const owed_pair& pair) const {
     return size_t{pair.row} * static_cast<size_t>(forward_.config().num_experts_per_tok) + pair.k_slot;
   }
-  void run_attend(worker_team& team);
+  void stage_ended(const stage_time& when);
+  stage_kind attention_kind() const;
+  stage_label label_of(stage_kind kind) const;
+  void run_attention(worker_team& team);
+  void run_first_half(worker_team& team);
+  void run_second_half(worker_team& team);
   void sample(worker_team& team);
-  task_cost attend_cost() const;
+  task_cost attention_cost() const;
   task_cost shared_cost() const;
 
   const forward_pass& forward_;
   kv_cache& cache_;
+  const uint16_t slot_;
+  const uint32_t index_;
   std::function<void()> completed_;
   micro_batch_rows workspace_;
   std::vector<batch_row> rows_;
@@ -115,13 +147,23 @@ class shard_step {
   std::vector<kernels::sampled_token> sampled_;
   std::vector<buffer_ref> answers_;
   std::vector<std::byte> zeros_;
-  attend_stage attend_{*this};
+  attention_stage attention_{*this};
   shared_stage shared_{*this};
   stage_task* running_ = nullptr;
   uint64_t number_ = 0;
-  int layer_ = -1;  // -1 before the first gate
+  bool split_attention_ = false;
+  place place_ = place::start;
+  int layer_ = -1;          // whose attention ran last or is halfway; -1 before the first
+  int written_layer_ = -1;  // whose keys are in the cache
   size_t missing_ = 0;
   bool shared_ready_ = false;
+  // What made the next stage ready, for accounting.
+  uint64_t cause_sent_ns_ = 0;
+  uint64_t cause_ready_ns_ = 0;
+  uint64_t gate_ns_ = 0;  // when the last attention stage ended
+  stage_time ran_;
+  uint64_t chain_ns_ = 0;
+  uint64_t layer_path_ns_ = 0;  // the longest answer of this layer, or its shared expert
 };
 
 }  // namespace troupe

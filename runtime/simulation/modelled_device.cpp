@@ -5,8 +5,8 @@
 namespace troupe {
 
 modelled_device::modelled_device(virtual_time& time, int node, std::shared_ptr<const kernels::compute> math,
-                                 device_model model)
-    : time_(time), node_(node), math_(std::move(math)), model_(model) {}
+                                 device_model model, const stage_ranks& ranks)
+    : time_(time), node_(node), math_(std::move(math)), model_(model), queue_(ranks) {}
 
 void modelled_device::submit(stage_task& task) {
   queue_.push(task);
@@ -25,7 +25,11 @@ void modelled_device::stop() {
 
 std::string modelled_device::description() const { return "modelled, " + std::string(math_->description()); }
 
-std::chrono::nanoseconds modelled_device::duration(const task_cost& cost) const {
+std::chrono::nanoseconds modelled_device::duration(const stage_label& label, const task_cost& cost) const {
+  if (model_.stages) {
+    const auto& stage = (*model_.stages)[index_of(label.kind)];
+    return stage.fixed + label.rows * stage.per_row + label.weight_passes * stage.per_pass;
+  }
   const double seconds = std::max(cost.flops / model_.flops_per_s, cost.bytes / model_.bytes_per_s);
   return model_.fixed + std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
 }
@@ -46,7 +50,8 @@ void modelled_device::begin() {
     busy_ = false;
     return;
   }
-  const auto cost = duration(stage != nullptr ? stage->cost() : expert_group_cost(*group));
+  const stage_label label = stage != nullptr ? stage->label() : label_of(*group);
+  const auto cost = duration(label, stage != nullptr ? stage->cost() : expert_group_cost(*group));
   if (stage != nullptr) {
     ++statistics_.stages;
     stage->run(team_);
@@ -56,13 +61,18 @@ void modelled_device::begin() {
     for (const auto& task : *group) statistics_.expert_rows += task.end - task.begin;
   }
   statistics_.busy_ns += static_cast<uint64_t>(cost.count());
-  time_.after(cost, node_, [this, alive = alive_, stage, group] {
+  const uint64_t begin_ns = virtual_ns(time_.now());
+  const stage_time when{begin_ns, begin_ns + static_cast<uint64_t>(cost.count())};
+  time_.after(cost, node_, [this, alive = alive_, stage, group, label, when] {
     if (!*alive) return;
+    account_.ran(label, when);
     if (stage != nullptr)
-      stage->completed();
+      stage->completed(when);
     else
-      complete_expert_group(*group);
-    begin();
+      complete_expert_group(*group, when);
+    // Whatever this completion makes ready at this moment is considered for what comes next.
+    busy_ = false;
+    wake();
   });
 }
 

@@ -4,15 +4,6 @@
 
 namespace troupe {
 
-namespace {
-
-uint64_t virtual_ns(virtual_clock::time_point time) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
-}
-
-}  // namespace
-
 bool modelled_network::carry(const modelled_wire& from, const endpoint& to, micro_batch message) {
   const auto at = wires_.find(to.node);
   if (at == wires_.end() || at->second->incarnation() != to.incarnation) return false;
@@ -57,6 +48,13 @@ result<void> modelled_wire::send(endpoint to, micro_batch message) {
   if (!network_->carry(*this, to, std::move(message)))
     return error{errc::unavailable, "node " + std::to_string(to.node) + " cannot be reached"};
   return {};
+}
+
+uint64_t modelled_wire::transfer_ns(uint16_t from, uint16_t to, uint64_t bytes) const {
+  if (from == to) return 0;
+  const auto& model = network_->model();
+  return static_cast<uint64_t>(model.latency.count()) +
+         static_cast<uint64_t>(static_cast<double>(bytes) / model.bytes_per_s * 1e9);
 }
 
 void modelled_wire::deliver(uint16_t slot, micro_batch message) {

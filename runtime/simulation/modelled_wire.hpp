@@ -59,6 +59,7 @@ class modelled_wire final : public wire {
   void detach(uint16_t slot) override { receivers_.erase(slot); }
   result<void> send(endpoint to, micro_batch message) override;
   wire_statistics statistics() const override { return statistics_; }
+  uint64_t transfer_ns(uint16_t from, uint16_t to, uint64_t bytes) const override;
 
   int process() const { return process_; }
   uint16_t node() const { return node_; }

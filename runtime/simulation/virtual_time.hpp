@@ -17,6 +17,11 @@ namespace troupe {
 
 using virtual_clock = std::chrono::steady_clock;
 
+// A time as the counters and headers of the data plane write it.
+inline uint64_t virtual_ns(virtual_clock::time_point time) {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+}
+
 class virtual_time {
  public:
   using action = std::function<void()>;

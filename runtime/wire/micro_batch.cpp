@@ -26,7 +26,7 @@ uint64_t row_bytes(wire_dtype dtype, uint32_t hidden, uint64_t rows) {
   switch (dtype) {
     case wire_dtype::f32: return rows * hidden * 4;
     case wire_dtype::bf16: return rows * hidden * 2;
-    case wire_dtype::fp8: return rows * hidden + rows * ((hidden + 127) / 128) * 4;
+    case wire_dtype::fp8: return rows * hidden + rows * ((hidden + fp8_tile - 1) / fp8_tile) * 4;
   }
   return 0;
 }
@@ -90,6 +90,12 @@ std::span<pair_entry> pairs(const micro_batch& message) {
 
 std::byte* rows(const micro_batch& message) {
   return message.payload ? message.payload->data + rows_offset(message.header.pair_count) : nullptr;
+}
+
+std::byte* scales(const micro_batch& message, uint32_t row) {
+  const auto& header = message.header;
+  const uint64_t tiles = (header.hidden + fp8_tile - 1) / fp8_tile;
+  return rows(message) + uint64_t{header.row_count} * header.hidden + row * tiles * sizeof(float);
 }
 
 }  // namespace troupe

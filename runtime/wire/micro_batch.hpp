@@ -44,6 +44,9 @@ enum class combine_status : uint8_t {
 
 enum class wire_dtype : uint8_t { f32 = 0, bf16 = 1, fp8 = 2 };
 
+// Values that share one FP32 scale in an FP8 row.
+constexpr uint32_t fp8_tile = 128;
+
 // Bytes of `rows` rows of `hidden` values, FP8 scales included.
 uint64_t row_bytes(wire_dtype dtype, uint32_t hidden, uint64_t rows);
 
@@ -127,5 +130,7 @@ result<void> validate(const micro_batch& message);
 // Views of a validated message's parts.
 std::span<pair_entry> pairs(const micro_batch& message);
 std::byte* rows(const micro_batch& message);
+// Of a dispatch in FP8: the address of `row`'s scales [ceil(hidden/128)], FP32, perhaps unaligned.
+std::byte* scales(const micro_batch& message, uint32_t row);
 
 }  // namespace troupe

@@ -33,6 +33,7 @@ struct wire_statistics {
   uint64_t bytes_received = 0;
   uint64_t bytes_in_flight = 0;   // payloads handed to the transport and not yet completed
   uint64_t messages_dropped = 0;  // to or from a peer that is gone, or refused by validation
+  uint64_t link_busy_ns = 0;      // of the busiest outgoing link whose bandwidth is known
 };
 
 class wire {
@@ -51,6 +52,13 @@ class wire {
   virtual result<void> send(endpoint to, micro_batch message) = 0;
 
   virtual wire_statistics statistics() const = 0;
+
+  // What a message of so many bytes takes between two nodes when nothing else is on the link, ns; 0 when
+  // that is not known, or nothing. Pure.
+  virtual uint64_t transfer_ns(uint16_t from, uint16_t to, uint64_t bytes) const {
+    (void)from, (void)to, (void)bytes;
+    return 0;
+  }
 };
 
 }  // namespace troupe

@@ -124,13 +124,13 @@ double measure_decode(head& front, uint32_t batch, uint32_t tokens, uint32_t sal
   return run.decode_rate();
 }
 
-int bench(const std::string& model, uint32_t threads, const std::string& profile, int runs, uint32_t micro_batches) {
+int bench(const std::string& model, uint32_t threads, const std::string& profile, int runs, const schedule& cut) {
   head_config config;
   config.settings.model = model;
   config.settings.nodes = 1;
   config.settings.redundant_replicas = 0;
   config.settings.threads_per_node = threads;
-  config.settings.micro_batches = micro_batches;
+  config.settings.schedule = cut;
   config.settings.rows_max = 512;
   config.settings.chunk = 512;
   config.model_name = "bench";
@@ -177,13 +177,13 @@ int main(int count, char** arguments) {
   std::string profile = "auto";
   bool make = false;
   uint32_t threads = 2;
-  uint32_t micro_batches = 1;
+  std::string schedule_name = "serial";
   int runs = 5;
   app.add_option("--model", model, "Model directory")->required();
   app.add_flag("--make-bench-1b", make, "Write bench-1b (2.6 GB) into the model directory first");
   app.add_option("--profile", profile, "auto, f32 or amx_bf16")->capture_default_str();
   app.add_option("--threads", threads, "Compute threads")->capture_default_str();
-  app.add_option("--micro-batches", micro_batches, "That take turns")->capture_default_str();
+  app.add_option("--schedule", schedule_name, "A shipped schedule's name, or a YAML file")->capture_default_str();
   app.add_option("--runs", runs, "Runs; medians are printed")->capture_default_str();
   CLI11_PARSE(app, count, arguments);
   if (make)
@@ -191,5 +191,10 @@ int main(int count, char** arguments) {
       std::fprintf(stderr, "bench_serving: %s\n", written.failure().message.c_str());
       return 1;
     }
-  return troupe::bench(model, threads, profile, runs, micro_batches);
+  const auto cut = troupe::find_schedule(schedule_name, ".");
+  if (!cut) {
+    std::fprintf(stderr, "bench_serving: %s\n", cut.failure().message.c_str());
+    return 2;
+  }
+  return troupe::bench(model, threads, profile, runs, *cut);
 }

@@ -87,7 +87,7 @@ TEST_CASE("1, 2 and 4 processes and virtual time give equal texts and log-probab
   std::vector<nlohmann::json> first;
   for (const uint32_t nodes : {1U, 2U, 4U}) {
     CAPTURE(nodes);
-    served_cluster cluster(nodes, "profile: f32\nmicro_batches: " + std::to_string(nodes == 2 ? 1 : 2) +
+    served_cluster cluster(nodes, std::string("profile: f32\nschedule: ") + (nodes == 2 ? "serial" : "dual_decode") +
                                       "\nthreads_per_node: " + std::to_string(nodes == 1 ? 2 : 1) +
                                       "\nredundant_replicas: " + std::to_string(nodes == 1 ? 0 : 1) + "\n");
     REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());

@@ -67,7 +67,8 @@ struct blocking_stage : stage_task {
   void run(worker_team&) override {
     while (!go) std::this_thread::yield();
   }
-  void completed() override { ++done; }
+  void completed(const stage_time&) override { ++done; }
+  stage_label label() const override { return {}; }
   task_cost cost() const override { return {}; }
 };
 
@@ -116,8 +117,8 @@ TEST_CASE("rows from several sources become one launch that reads the expert's w
   }
 }
 
-TEST_CASE("stages go before experts, and experts of one layer before the next layer's") {
-  device_queue queue;
+TEST_CASE("by default stages go before experts, and experts of one layer before the next layer's") {
+  device_queue queue(default_ranks);
   blocking_stage stage;
   dispatch_work work;
   queue.push(expert_task{nullptr, &work, 2, 7, 0, 1});

@@ -27,6 +27,8 @@ struct fixture {
   kv_cache cache{small_layout(), 1, 16};
   sequence_batcher batcher{{.rows_max = 32, .chunk = 8, .micro_batches = 2, .sequences_max = 4}, cache};
   std::vector<batch_row> rows;
+  std::vector<uint32_t> follows;
+  bool pick(uint32_t micro_batch, std::vector<batch_row>& into) { return batcher.pick(micro_batch, into, follows); }
 
   // Ends a micro-batch; every sampled token is 9, and a sequence leaves after `last` tokens.
   void finish(uint32_t last) {
@@ -43,14 +45,14 @@ TEST_CASE("a prompt is computed in chunks, and only its last row samples") {
   fixture f;
   REQUIRE(f.batcher.add(prompt_of(1, 20, 4)));
   for (const size_t expected : {8U, 8U, 4U}) {
-    REQUIRE(f.batcher.pick(f.rows));
+    REQUIRE(f.pick(0, f.rows));
     CHECK(f.rows.size() == expected);
     CHECK(f.rows.back().samples == (expected == 4));
     f.finish(4);
   }
-  CHECK(!f.batcher.pick(f.rows));  // waits for its place to decode
+  CHECK(!f.pick(0, f.rows));  // waits for its place to decode
   REQUIRE(f.batcher.start_decoding(request_id{1}, 0));
-  REQUIRE(f.batcher.pick(f.rows));
+  REQUIRE(f.pick(0, f.rows));
   REQUIRE(f.rows.size() == 1);
   CHECK(f.rows[0].position == 20);
   CHECK(f.rows[0].token == 9);
@@ -60,20 +62,20 @@ TEST_CASE("a sequence is in one micro-batch at a time, and each kind is shared o
   fixture f;
   for (uint64_t i = 0; i < 4; ++i) REQUIRE(f.batcher.add(prompt_of(i, 8, 4)));
   std::vector<batch_row> second;
-  REQUIRE(f.batcher.pick(f.rows));
-  REQUIRE(f.batcher.pick(second));
+  REQUIRE(f.pick(0, f.rows));
+  REQUIRE(f.pick(1, second));
   CHECK(f.rows.size() == 16);
   CHECK(second.size() == 16);
   CHECK(f.rows.front().owner != second.front().owner);
   std::vector<batch_row> third;
-  CHECK(!f.batcher.pick(third));
+  CHECK(!f.pick(0, third));
 }
 
 TEST_CASE("KV blocks are taken at admission and all come back") {
   fixture f;
   REQUIRE(f.batcher.add(prompt_of(1, 8, 24)));
   CHECK(f.cache.free_count() == 15);
-  REQUIRE(f.batcher.pick(f.rows));
+  REQUIRE(f.pick(0, f.rows));
   f.finish(1);
   CHECK(f.cache.free_count() == 16);
   CHECK(f.batcher.size() == 0);
@@ -82,7 +84,7 @@ TEST_CASE("KV blocks are taken at admission and all come back") {
 TEST_CASE("what is cancelled in a running micro-batch is freed when that ends") {
   fixture f;
   REQUIRE(f.batcher.add(prompt_of(1, 8, 24)));
-  REQUIRE(f.batcher.pick(f.rows));
+  REQUIRE(f.pick(0, f.rows));
   CHECK(f.batcher.cancel(request_id{1}, 0));
   CHECK(f.cache.free_count() == 15);
   bool heard = false;

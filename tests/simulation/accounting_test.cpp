@@ -48,7 +48,7 @@ struct passes {
 passes measure_passes(uint32_t nodes, uint32_t shards_per_node, uint32_t micro_batches) {
   auto options = t1_options(nodes);
   options.settings.shards_per_node = shards_per_node;
-  options.settings.micro_batches = micro_batches;
+  options.settings.schedule = taking_turns(micro_batches);
   options.settings.redundant_replicas = 0;  // so that each expert has one place where it is read
   options.settings.kv_blocks = 1024;
   std::set<std::tuple<uint16_t, uint16_t, uint64_t, uint32_t>> shard_layers;
@@ -108,7 +108,7 @@ TEST_CASE("one dispatch and one combine travel for each micro-batch, layer and d
 
 TEST_CASE("a decode step's messages and allocations are counted and bounded") {
   auto options = t1_options(4);
-  options.settings.micro_batches = 1;
+  options.settings.schedule = taking_turns(1);
   options.settings.heartbeat_ms = 500;
   options.settings.verdict_ms = 60000;
   options.settings.kv_blocks = 1024;

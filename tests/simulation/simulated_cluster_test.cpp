@@ -36,7 +36,7 @@ TEST_CASE("tokens and log-probabilities do not depend on nodes, strangers, chunk
     CAPTURE(v.shards);
     auto options = t1_options(v.nodes);
     options.settings.chunk = v.chunk;
-    options.settings.micro_batches = v.micro_batches;
+    options.settings.schedule = taking_turns(v.micro_batches);
     options.settings.shards_per_node = v.shards;
     options.settings.rows_max = 512;
     simulated_cluster cluster(t1_model(), options);
@@ -63,7 +63,7 @@ TEST_CASE("profile amx_bf16 gives the same bits on every layout of the cluster t
     options.settings.profile = kernels::profile::amx_bf16;
     options.settings.dispatch = options.settings.combine = wire_dtype::bf16;
     options.settings.chunk = chunk;
-    options.settings.micro_batches = micro_batches;
+    options.settings.schedule = taking_turns(micro_batches);
     simulated_cluster cluster(model, options);
     REQUIRE(cluster.start());
     for (uint32_t i = 0; i < requests; ++i) cluster.submit(mixed_request(i));

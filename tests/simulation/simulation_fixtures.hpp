@@ -60,7 +60,7 @@ inline const stream_result& alone(uint32_t i, uint32_t max_tokens = 12) {
   const std::pair key{i, max_tokens};
   if (const auto at = known.find(key); at != known.end()) return at->second;
   auto options = t1_options(1);
-  options.settings.micro_batches = 1;
+  options.settings.schedule = taking_turns(1);
   simulated_cluster cluster(t1_model(), options);
   cluster.start();
   const auto& stream = cluster.submit(mixed_request(i, max_tokens));

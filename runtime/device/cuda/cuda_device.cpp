@@ -12,7 +12,7 @@ result<void> checked(cudaError_t code, const char* what) {
   return error{errc::unsupported, said.message};
 }
 
-void tell_completed(void* task) { static_cast<stage_task*>(task)->completed(); }
+void tell_completed(void* task) { static_cast<stage_task*>(task)->completed({}); }
 
 }  // namespace
 

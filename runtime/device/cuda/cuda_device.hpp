@@ -36,6 +36,7 @@ class cuda_device final : public device {
   void submit(const expert_task& task) override;
   void stop() override;
   device_statistics statistics() const override;
+  step_account& account() override { return account_; }
   std::string description() const override { return description_; }
   // The host's arithmetic, for what is prepared on the CPU.
   const kernels::compute& math() const override { return *math_; }
@@ -46,6 +47,7 @@ class cuda_device final : public device {
   int ordinal_ = 0;
   cudaStream_t stream_ = nullptr;
   std::string description_;
+  step_account account_;
   std::unique_ptr<kernels::compute> math_;
   std::atomic<uint64_t> stages_{0};
   std::atomic<bool> stopping_{false};

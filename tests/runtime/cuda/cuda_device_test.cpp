@@ -24,7 +24,8 @@ struct norm_stage final : cuda_stage {
     if (said) return {};
     return error{errc::internal, said.message};
   }
-  void completed() override { ++done; }
+  void completed(const stage_time&) override { ++done; }
+  stage_label label() const override { return {}; }
   task_cost cost() const override { return {}; }
 };
 
