@@ -39,8 +39,10 @@ attention_shard_actor::behavior_type attention_shard_state::start(
   const uint32_t steps_max = settings.schedule.micro_batches_max();
   for (uint32_t i = 0; i < steps_max; ++i)
     steps_.push_back(std::make_unique<shard_step>(*forward_, *cache_, static_cast<int>(settings.rows_max),
-                                                  environment_.self.slot, i,
-                                                  [address, i] { caf::anon_send(address, stage_done{i}); }));
+                                                  environment_.self.slot, i, environment_.compute,
+                                                  [address, i](stage_kind kind) {
+                                                    caf::anon_send(address, stage_done{i, kind});
+                                                  }));
   follows_.resize(steps_max);
   held_back_.resize(steps_max);
   payload_row_.assign(settings.rows_max, absent);
@@ -57,7 +59,7 @@ attention_shard_actor::behavior_type attention_shard_state::start(
       [this](const sequence_placement& message) { on_placement(message); },
       [this](const view_ptr& view) { on_view(view); },
       [this](const micro_batch& answer) { on_answer(answer); },
-      [this](const stage_done& done) { on_stage_done(done.micro_batch); },
+      [this](const stage_done& done) { on_stage_done(done); },
       [this](const tick&) { on_tick(); },
   };
 }
@@ -182,10 +184,11 @@ void attention_shard_state::refused(const micro_batch& answer, outstanding_dispa
     dispatch_pairs(step_index, pairs, node, attempt);
 }
 
-void attention_shard_state::on_stage_done(uint32_t step_index) {
+void attention_shard_state::on_stage_done(const stage_done& done) {
+  const uint32_t step_index = done.micro_batch;
   auto& step = *steps_[step_index];
-  if (!step.attention_ended()) {
-    step.shared_done(step.ran());
+  if (done.kind == stage_kind::shared) {
+    step.shared_done();
     advance(step_index);
     return;
   }
@@ -212,15 +215,10 @@ void attention_shard_state::start_idle_steps() {
   }
 }
 
-void attention_shard_state::submit(uint32_t step_index, stage_task& stage) {
-  steps_[step_index]->running(stage);
-  environment_.compute->submit(stage);
-}
-
 // The next attention stage, now or when the keys that it reads have been written.
 void attention_shard_state::go_on(uint32_t step_index) {
   held_back_[step_index] = must_wait(step_index);
-  if (!held_back_[step_index]) submit(step_index, steps_[step_index]->next());
+  if (!held_back_[step_index]) environment_.compute->submit(steps_[step_index]->next());
 }
 
 bool attention_shard_state::must_wait(uint32_t step_index) const {
@@ -243,7 +241,6 @@ void attention_shard_state::open_layer(uint32_t step_index) {
   pairs_.clear();
   step.unanswered(pairs_);
   dispatch_pairs(step_index, pairs_, std::nullopt, 0);
-  submit(step_index, step.shared());
   send_unsent();
 }
 

@@ -64,11 +64,10 @@ class attention_shard_state {
   void on_placement(const sequence_placement& message);
   void on_view(const view_ptr& view);
   void on_answer(const micro_batch& answer);
-  void on_stage_done(uint32_t step_index);
+  void on_stage_done(const stage_done& done);
   void on_tick();
 
   void start_idle_steps();
-  void submit(uint32_t step_index, stage_task& stage);
   void go_on(uint32_t step_index);
   bool must_wait(uint32_t step_index) const;
   void let_followers_go(uint32_t step_index);

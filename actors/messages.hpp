@@ -321,6 +321,7 @@ struct host_report {
 
 struct stage_done {
   uint32_t micro_batch = 0;
+  stage_kind kind{};  // attn for any attention stage or the head, or shared
 };
 struct dispatch_done {
   dispatch_work* work = nullptr;

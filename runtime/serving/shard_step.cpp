@@ -8,11 +8,12 @@
 namespace troupe {
 
 shard_step::shard_step(const forward_pass& forward, kv_cache& cache, int rows_max, uint16_t slot, uint32_t index,
-                       std::function<void()> completed)
+                       std::shared_ptr<device> compute, std::function<void(stage_kind)> completed)
     : forward_(forward),
       cache_(cache),
       slot_(slot),
       index_(index),
+      compute_(std::move(compute)),
       completed_(std::move(completed)),
       workspace_(forward.config(), rows_max),
       zeros_(static_cast<size_t>(forward.config().hidden_size) * sizeof(float)) {
@@ -49,14 +50,14 @@ void shard_step::open_layer() {
 }
 
 void shard_step::attention_done() {
-  chain_ns_ += ran_.duration_ns();
-  gate_ns_ = cause_sent_ns_ = cause_ready_ns_ = ran_.end_ns;
+  chain_ns_ += attention_ran_.duration_ns();
+  cause_sent_ns_ = cause_ready_ns_ = attention_ran_.end_ns;
 }
 
-void shard_step::shared_done(const stage_time& when) {
+void shard_step::shared_done() {
   shared_ready_ = true;
-  layer_path_ns_ = std::max(layer_path_ns_, when.duration_ns());
-  if (when.end_ns > cause_ready_ns_) cause_sent_ns_ = cause_ready_ns_ = when.end_ns;
+  layer_path_ns_ = std::max(layer_path_ns_, shared_ran_.duration_ns());
+  if (shared_ran_.end_ns > cause_ready_ns_) cause_sent_ns_ = cause_ready_ns_ = shared_ran_.end_ns;
 }
 
 void shard_step::answered_at(uint64_t sent_ns, uint64_t delivered_ns, uint64_t path_ns) {
@@ -67,9 +68,16 @@ void shard_step::answered_at(uint64_t sent_ns, uint64_t delivered_ns, uint64_t p
 }
 
 // Device's thread; the actor reads what is written here after the message that `completed_` sends.
-void shard_step::stage_ended(const stage_time& when) {
-  ran_ = when;
-  completed_();
+void shard_step::attention_ended(const stage_time& when) {
+  attention_ran_ = when;
+  const bool gate = at_gate();
+  completed_(stage_kind::attn);
+  if (gate) compute_->submit(shared_);
+}
+
+void shard_step::shared_ended(const stage_time& when) {
+  shared_ran_ = when;
+  completed_(stage_kind::shared);
 }
 
 stage_kind shard_step::attention_kind() const {
@@ -88,8 +96,8 @@ stage_label shard_step::label_of(stage_kind kind) const {
   label.step = number_;
   label.rows = static_cast<uint32_t>(kind == stage_kind::head ? sampling_rows_.size() : rows_.size());
   // The shared expert may run while answers arrive; its own cause does not change.
-  label.sent_ns = kind == stage_kind::shared ? gate_ns_ : cause_sent_ns_;
-  label.ready_ns = kind == stage_kind::shared ? gate_ns_ : cause_ready_ns_;
+  label.sent_ns = kind == stage_kind::shared ? attention_ran_.end_ns : cause_sent_ns_;
+  label.ready_ns = kind == stage_kind::shared ? attention_ran_.end_ns : cause_ready_ns_;
   return label;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -30,9 +31,10 @@ struct owed_pair {
 class shard_step {
  public:
   // Micro-batch `index` of the shard at endpoint `slot`. `completed` is called on the device's thread when
-  // a stage has run; it only sends a message. Requires: `forward` and `cache` outlive this.
+  // a stage has run; it only sends a message. `compute` gets the shared expert as soon as attention has
+  // reached a gate, before the actor hears of it. Requires: `forward` and `cache` outlive this.
   shard_step(const forward_pass& forward, kv_cache& cache, int rows_max, uint16_t slot, uint32_t index,
-             std::function<void()> completed);
+             std::shared_ptr<device> compute, std::function<void(stage_kind)> completed);
   shard_step(const shard_step&) = delete;
   shard_step& operator=(const shard_step&) = delete;
 
@@ -51,15 +53,9 @@ class shard_step {
 
   // The stage of the attention side that follows: attention whole or in halves, or the head.
   stage_task& next() { return attention_; }
-  // The shared expert of the current layer.
-  stage_task& shared() { return shared_; }
-  void shared_done(const stage_time& when);
-  // Whether the attention stage has ended that ran last (else it was the shared expert's).
-  // Requires: one was submitted. Marks a stage as submitted; a step has one running at a time.
-  void running(stage_task& stage) { running_ = &stage; }
+  // The actor has heard of a stage's end.
   void attention_done();
-  bool attention_ended() const { return running_ == &attention_; }
-  const stage_time& ran() const { return ran_; }
+  void shared_done();
 
   // After an attention stage: whether the step is through (then `sampled` holds one token a sampling
   // row), or stands at a MoE layer's gate; if neither, `next()` follows at once.
@@ -104,7 +100,7 @@ class shard_step {
    public:
     explicit attention_stage(shard_step& step) : step_(step) {}
     void run(worker_team& team) override { step_.run_attention(team); }
-    void completed(const stage_time& when) override { step_.stage_ended(when); }
+    void completed(const stage_time& when) override { step_.attention_ended(when); }
     task_cost cost() const override { return step_.attention_cost(); }
     stage_label label() const override { return step_.label_of(step_.attention_kind()); }
 
@@ -115,7 +111,7 @@ class shard_step {
    public:
     explicit shared_stage(shard_step& step) : step_(step) {}
     void run(worker_team& team) override { step_.forward_.shared_expert(step_.workspace_, step_.layer_, team); }
-    void completed(const stage_time& when) override { step_.stage_ended(when); }
+    void completed(const stage_time& when) override { step_.shared_ended(when); }
     task_cost cost() const override { return step_.shared_cost(); }
     stage_label label() const override { return step_.label_of(stage_kind::shared); }
 
@@ -126,7 +122,8 @@ class shard_step {
   size_t index(const owed_pair& pair) const {
     return size_t{pair.row} * static_cast<size_t>(forward_.config().num_experts_per_tok) + pair.k_slot;
   }
-  void stage_ended(const stage_time& when);
+  void attention_ended(const stage_time& when);
+  void shared_ended(const stage_time& when);
   stage_kind attention_kind() const;
   stage_label label_of(stage_kind kind) const;
   void run_attention(worker_team& team);
@@ -140,7 +137,8 @@ class shard_step {
   kv_cache& cache_;
   const uint16_t slot_;
   const uint32_t index_;
-  std::function<void()> completed_;
+  const std::shared_ptr<device> compute_;
+  std::function<void(stage_kind)> completed_;
   micro_batch_rows workspace_;
   std::vector<batch_row> rows_;
   std::vector<int32_t> sampling_rows_;
@@ -149,7 +147,6 @@ class shard_step {
   std::vector<std::byte> zeros_;
   attention_stage attention_{*this};
   shared_stage shared_{*this};
-  stage_task* running_ = nullptr;
   uint64_t number_ = 0;
   bool split_attention_ = false;
   place place_ = place::start;
@@ -160,8 +157,8 @@ class shard_step {
   // What made the next stage ready, for accounting.
   uint64_t cause_sent_ns_ = 0;
   uint64_t cause_ready_ns_ = 0;
-  uint64_t gate_ns_ = 0;  // when the last attention stage ended
-  stage_time ran_;
+  stage_time attention_ran_;  // the newest
+  stage_time shared_ran_;
   uint64_t chain_ns_ = 0;
   uint64_t layer_path_ns_ = 0;  // the longest answer of this layer, or its shared expert
 };

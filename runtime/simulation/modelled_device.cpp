@@ -70,9 +70,7 @@ void modelled_device::begin() {
       stage->completed(when);
     else
       complete_expert_group(*group, when);
-    // Whatever this completion makes ready at this moment is considered for what comes next.
-    busy_ = false;
-    wake();
+    begin();
   });
 }
 

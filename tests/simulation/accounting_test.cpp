@@ -51,6 +51,9 @@ passes measure_passes(uint32_t nodes, uint32_t shards_per_node, uint32_t micro_b
   options.settings.schedule = taking_turns(micro_batches);
   options.settings.redundant_replicas = 0;  // so that each expert has one place where it is read
   options.settings.kv_blocks = 1024;
+  // Saturation: stages take far longer than a message's way.
+  options.device.flops_per_s = 2e9;
+  options.device.bytes_per_s = 1.5e9;
   std::set<std::tuple<uint16_t, uint16_t, uint64_t, uint32_t>> shard_layers;
   simulated_cluster cluster(t1_model(), options);
   saturate(cluster, 256);
@@ -59,7 +62,7 @@ passes measure_passes(uint32_t nodes, uint32_t shards_per_node, uint32_t micro_b
       shard_layers.emplace(header.source_node, header.source_slot, header.step, header.layer);
   });
   const uint64_t passes_before = cluster.device_totals().weight_passes;
-  cluster.run_for(milliseconds(60));
+  cluster.run_for(milliseconds(600));
   const auto counted = static_cast<double>(cluster.device_totals().weight_passes - passes_before);
   REQUIRE(!cluster.all_ended());
   const auto rounds = static_cast<double>(shard_layers.size()) / (nodes * shards_per_node);
