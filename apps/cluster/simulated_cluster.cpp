@@ -122,7 +122,8 @@ simulated_cluster::simulated_cluster(std::shared_ptr<simulated_model> model, sim
   config_.set("logger.verbosity", caf::atom("quiet"));
   system_ = std::make_unique<caf::actor_system>(config_);
   scheduler().seed(options_.seed);
-  network_ = std::make_shared<modelled_network>(scheduler().time(), options_.link);
+  network_ = std::make_shared<modelled_network>(
+      scheduler().time(), link_table(options_.link.shape(), options_.settings.links), options_.seed);
   api_server_environment api;
   api.config = model_->config;
   api.model_name = "simulated";
@@ -150,7 +151,9 @@ simulated_cluster::~simulated_cluster() {
   scheduler().time().clear();
   scheduler().clock().cancel_all();
   while (scheduler().try_run_once()) scheduler().clock().cancel_all();
-  scheduler().time().clear();  // micro-batches that were under way hold buffers of the nodes' pools
+  // Micro-batches that were under way hold buffers of the nodes' pools.
+  scheduler().time().clear();
+  network_->clear();
   proxies_.clear();
   proxies_to_.clear();
   front_ = {};
