@@ -87,10 +87,10 @@ void print_invitation(const head& front, uint16_t port, bool asks_for_key) {
   const std::string host = config.http_address == "0.0.0.0" ? "127.0.0.1" : config.http_address;
   const std::string base = "http://" + host + ":" + std::to_string(port) + "/v1";
   const auto board = front.board();
-  std::printf("\n%s on %zu nodes, profile %s, dispatch %s, combine %s, placement %s, row-invariant\n\n",
+  std::printf("\n%s on %zu nodes, profile %s, dispatch %s, combine %s, placement %s, row-invariant%s\n\n",
               config.model_name.c_str(), board.nodes.size(), std::string(kernels::name(board.settings.profile)).c_str(),
               std::string(name(board.settings.dispatch)).c_str(), std::string(name(board.settings.combine)).c_str(),
-              board.settings.placement.c_str());
+              board.settings.placement.c_str(), board.settings.links.empty() ? "" : ", links shaped");
   std::printf("%s\n", render_table(board).c_str());
   std::printf("threads of each node: %u compute, 1 actors, 2 network (CAF), 2 wire (UCX)%s\n",
               board.settings.threads_per_node, "; the head also 1 HTTP");

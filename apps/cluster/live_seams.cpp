@@ -100,12 +100,17 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   options.incarnation = incarnation.value;
   options.listen = options_.wire_host + ":0";
   options.payload_checksum = settings.payload_checksum;
+  options.transports = settings.transports;
+  shaped_wire_options shaped;
+  shaped.node = node.value;
+  shaped.links = link_table({}, settings.links);
   buffer_pool* pools[] = {received_dispatches_.get(), received_combines_.get(), received_bulk_.get()};
   for (size_t i = 0; i < options.classes.size(); ++i) {
     options.classes[i].receive_pool = pools[i];
     options.classes[i].receive_bytes_max = pools[i]->bytes_max();
     options.classes[i].bytes_in_flight_max =
         std::max<uint64_t>(options.classes[i].bytes_in_flight_max, memory.combine_bytes);
+    shaped.bytes_max[i] = options.classes[i].bytes_in_flight_max;
   }
   options.on_peer = [](const peer_event& event) {
     spdlog::debug("wire: node {} incarnation {} is {} {}", event.node, event.incarnation, event.up ? "up" : "down",
@@ -115,6 +120,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   if (!made) return made.failure();
   ucx_ = made->get();
   wire_ = *std::move(made);
+  if (!settings.links.empty()) wire_ = std::make_shared<shaped_wire>(std::move(wire_), std::move(shaped));
   return {};
 }
 

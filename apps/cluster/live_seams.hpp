@@ -8,6 +8,7 @@
 
 #include "actors/node_seams.hpp"
 #include "runtime/device/cpu_device.hpp"
+#include "runtime/wire/shaped_wire.hpp"
 #include "runtime/wire/ucx_wire.hpp"
 
 namespace troupe {
@@ -54,7 +55,7 @@ class live_seams final : public node_seams {
   std::shared_ptr<buffer_pool> received_bulk_;
   std::shared_ptr<device> device_;
   std::shared_ptr<wire> wire_;
-  ucx_wire* ucx_ = nullptr;  // wire_ when it is one
+  ucx_wire* ucx_ = nullptr;  // wire_, or what a shaped wire_ is in front of
   std::thread loader_;
 };
 
