@@ -79,8 +79,10 @@ void shaped_wire::run() {
     ++wake_ups_;
     bool retry = false;
     for (auto& [node, link] : links_) {
-      while (auto one = link.queue.pop(wire_time_ns()))
-        link.arrived[message_class(one->message.header.kind)].push_back(*std::move(one));
+      while (auto one = link.queue.pop(wire_time_ns())) {
+        auto& arrived = link.arrived[message_class(one->message.header.kind)];
+        arrived.push_back(*std::move(one));
+      }
       for (size_t i = 0; i < message_class_count; ++i) retry |= !hand_over(lock, link, i);
     }
     const uint64_t now_ns = wire_time_ns();

@@ -32,7 +32,7 @@ ready_s=${TROUPE_READY_S:-60}
 hosts=3
 join_port=7701
 http_port=8001
-max_tokens=96
+max_tokens=240
 prompts=("In the beginning" "And Moses said unto" "The LORD is my" "And it came to pass"
   "Blessed are the" "Then David arose" "Woe unto" "Behold, the days come")
 
@@ -217,3 +217,6 @@ complete_all again
 compare again
 [[ $(counter failed) -eq 0 ]] || fail "$(counter failed) requests failed"
 say "host 2 is back and the answers are equal; $SECONDS s in all"
+
+# What cannot reach its peers any more must end when asked to, all the same (checked at the end).
+ip -n "$bridge" link set port1 down
