@@ -70,6 +70,7 @@ class api_backend {
   virtual bool healthy() const = 0;              // enough nodes to serve
   virtual std::string cluster_json() const = 0;  // the /cluster document
   virtual std::string metrics_text() const = 0;  // Prometheus exposition format
+  virtual std::string steps_text() const = 0;    // the /steps document: where the time of steps goes
 };
 
 }  // namespace troupe

@@ -26,6 +26,8 @@ struct board_node {
   uint64_t weight_bytes = 0;
   uint64_t kv_bytes = 0;
   node_counters counters;
+  std::string schedule;               // what its first shard's schedule uses and why
+  std::vector<layer_account> layers;  // where the time of its steps went
 };
 
 struct board_requests {

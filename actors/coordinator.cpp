@@ -32,6 +32,7 @@ coordinator_actor::behavior_type coordinator_state::start(coordinator_actor::sta
           declare_dead(message.node.value, "it cannot load the model: " + message.message);
       },
       [this](const heartbeat& message) { on_heartbeat(message); },
+      [this](const node_account& message) { on_account(message); },
       [this](const tick&) { on_tick(); },
   };
 }
@@ -152,6 +153,20 @@ void coordinator_state::on_heartbeat(const heartbeat& message) {
   show();
 }
 
+void coordinator_state::on_account(const node_account& message) {
+  constexpr size_t words = layer_account::word_count;
+  constexpr size_t layers_max = 1024;
+  if (message.node.value >= slots_.size() || message.layers.size() % words != 0 ||
+      message.layers.size() > layers_max * words)
+    return;
+  auto& place = slots_[message.node.value];
+  if (place.incarnation != message.incarnation) return;
+  place.schedule = message.schedule;
+  place.layers.clear();
+  for (size_t at = 0; at < message.layers.size(); at += words)
+    place.layers.push_back(layer_account::from_words(std::span<const uint64_t, words>(&message.layers[at], words)));
+}
+
 void coordinator_state::on_down(const caf::down_msg& message) {
   for (uint16_t node = 0; node < slots_.size(); ++node) {
     const auto& place = slots_[node];
@@ -237,7 +252,8 @@ void coordinator_state::show() {
       board.nodes.push_back({node, states[static_cast<size_t>(place.state)], place.incarnation.value,
                              place.request.host, place.request.process, place.ready.device, place.ready.threads,
                              static_cast<uint32_t>(place.ready.shards.size()), place.ready.experts,
-                             place.ready.weight_bytes, place.ready.kv_bytes, place.counters});
+                             place.ready.weight_bytes, place.ready.kv_bytes, place.counters, place.schedule,
+                             place.layers});
     }
   });
 }

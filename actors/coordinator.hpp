@@ -20,7 +20,7 @@ namespace troupe {
 
 using coordinator_actor =
     caf::typed_actor<caf::reacts_to<join_request>, caf::reacts_to<node_ready>, caf::reacts_to<node_failed>,
-                     caf::reacts_to<heartbeat>, caf::reacts_to<tick>>;
+                     caf::reacts_to<heartbeat>, caf::reacts_to<node_account>, caf::reacts_to<tick>>;
 
 struct coordinator_environment {
   serving_settings settings;
@@ -59,6 +59,8 @@ class coordinator_state {
     caf::actor_clock::time_point last_heard;
     epoch_id acknowledged;
     node_counters counters;
+    std::string schedule;
+    std::vector<layer_account> layers;
   };
 
   void on_join(const join_request& message);
@@ -66,6 +68,7 @@ class coordinator_state {
   void choose_profile();
   void on_ready(const node_ready& message);
   void on_heartbeat(const heartbeat& message);
+  void on_account(const node_account& message);
   void on_down(const caf::down_msg& message);
   void on_tick();
   void declare_dead(uint16_t node, const std::string& reason);

@@ -153,7 +153,7 @@ micro_batch_header expert_host_state::answer_header(const micro_batch& message) 
   header.status = combine_status::ok;
   header.flags = 0;
   header.payload_checksum = 0;
-  header.send_time_ns = 0;
+  header.send_time_ns = 0;  // of the dispatch; the wire stamps the answer's own
   header.source_node = environment_.node.value;
   header.source_slot = slot;
   header.source_incarnation = environment_.incarnation.value;

@@ -236,6 +236,18 @@ struct heartbeat {
   }
 };
 
+// Where the time of a node's steps went, for people; less often than heartbeats.
+struct node_account {
+  node_id node;
+  incarnation_id incarnation;
+  std::string schedule;          // what the first shard's schedule uses and why
+  std::vector<uint64_t> layers;  // `layer_account::words` of each layer
+  template <class Inspector>
+  friend auto inspect(Inspector& f, node_account& m) {
+    return f(m.node, m.incarnation, m.schedule, m.layers);
+  }
+};
+
 // --- coordinator -> node ---
 
 struct join_accepted {
@@ -371,6 +383,7 @@ CAF_ADD_TYPE_ID(troupe, (troupe::join_request))
 CAF_ADD_TYPE_ID(troupe, (troupe::node_ready))
 CAF_ADD_TYPE_ID(troupe, (troupe::node_failed))
 CAF_ADD_TYPE_ID(troupe, (troupe::heartbeat))
+CAF_ADD_TYPE_ID(troupe, (troupe::node_account))
 CAF_ADD_TYPE_ID(troupe, (troupe::join_accepted))
 CAF_ADD_TYPE_ID(troupe, (troupe::join_refused))
 CAF_ADD_TYPE_ID(troupe, (troupe::node_retired))

@@ -10,6 +10,7 @@ namespace {
 
 constexpr auto join_period = std::chrono::milliseconds(500);
 constexpr node_id head_node{0};
+constexpr uint64_t heartbeats_per_account = 5;
 
 }  // namespace
 
@@ -79,6 +80,7 @@ void node_state::on_loaded(const load_done& message) {
     return end(weights.outcome.failure(), false);
   }
   phase_ = phase::serving;
+  cpu_before_ns_ = environment_.seams->cpu_ns();  // loading is not serving
   spawn_children(weights);
   tell(environment_.coordinator, ready_);
   ++chain_;
@@ -167,6 +169,7 @@ void node_state::on_tick(const tick& reminder) {
       heartbeat beat{node_, incarnation_, epoch_, totals()};
       for (const auto& [slot, report] : shard_reports_) beat.epoch = std::min(beat.epoch, report.epoch);
       tell(environment_.coordinator, beat);
+      if (++heartbeats_ % heartbeats_per_account == 1) tell(environment_.coordinator, account());
       remind(std::chrono::milliseconds(settings_.heartbeat_ms));
       return;
     }
@@ -185,12 +188,28 @@ node_counters node_state::totals() const {
     sum.kv_blocks += counters.kv_blocks;
     sum.dispatches_sent += counters.dispatches_sent;
     sum.dispatches_resent += counters.dispatches_resent;
+    sum.chain_ns = std::max(sum.chain_ns, counters.chain_ns);
+    sum.micro_batches = std::max(sum.micro_batches, counters.micro_batches);
+    sum.schedule_switches += counters.schedule_switches;
   }
   const auto device = environment_.seams->compute()->statistics();
   sum.weight_passes = device.weight_passes;
   sum.device_busy_ns = device.busy_ns;
-  sum.wire_bytes_sent = environment_.seams->data_plane()->statistics().bytes_sent;
+  const auto wire = environment_.seams->data_plane()->statistics();
+  sum.wire_bytes_sent = wire.bytes_sent;
+  sum.link_busy_ns = wire.link_busy_ns;
+  sum.cpu_ns = environment_.seams->cpu_ns() - cpu_before_ns_;
   return sum;
+}
+
+node_account node_state::account() const {
+  node_account message{node_, incarnation_, {}, {}};
+  if (!shard_reports_.empty()) message.schedule = shard_reports_.begin()->second.schedule_reason;
+  for (const auto& layer : environment_.seams->compute()->account().layers()) {
+    const auto words = layer.words();
+    message.layers.insert(message.layers.end(), words.begin(), words.end());
+  }
+  return message;
 }
 
 void node_state::end(const error& reason, bool retired) {

@@ -47,6 +47,7 @@ class node_state {
   void spawn_children(loaded_weights& weights);
   void end(const error& reason, bool retired);
   node_counters totals() const;
+  node_account account() const;
 
   node_actor::stateful_pointer<node_state> self_ = nullptr;
   node_environment environment_;
@@ -64,6 +65,8 @@ class node_state {
   node_ready ready_;
   bool in_view_ = false;
   uint32_t chain_ = 0;  // of reminders
+  uint64_t heartbeats_ = 0;
+  uint64_t cpu_before_ns_ = 0;
 };
 
 }  // namespace troupe

@@ -46,6 +46,10 @@ class node_seams {
   virtual std::shared_ptr<buffer_pool> dispatch_pool() = 0;
   virtual std::shared_ptr<buffer_pool> combine_pool() = 0;
 
+  // CPU time that the node's process has taken since its start, wire and actors included; in simulation
+  // the device's busy time.
+  virtual uint64_t cpu_ns() const = 0;
+
   // Where peers reach this node's wire.
   virtual std::string wire_address() const = 0;
   // Makes a peer reachable, or gives an incarnation of it up for good. Asynchronous.

@@ -20,6 +20,7 @@ struct node_options {
   int node = -1;
   std::string wire_host = "127.0.0.1";
   int patience_s = 10;
+  std::string trace;
 };
 
 struct join_address {
@@ -59,6 +60,7 @@ class node_process {
     if (!address) return address.failure();
     live_seams_options seams;
     seams.wire_host = options_.wire_host;
+    seams.trace = options_.trace;
     seams.on_ended = [this](const error& reason, bool retired) {
       const std::lock_guard lock(mutex_);
       verdict_ = verdict{reason, retired};
@@ -132,6 +134,7 @@ void add_node(CLI::App& app, int& exit_code, char** arguments) {
   command->add_option("--wire-host", options->wire_host, "Address of this machine that other nodes reach its wire at")
       ->capture_default_str();
   command->add_option("--patience", options->patience_s, "Seconds to wait for the head")->capture_default_str();
+  command->add_option("--trace", options->trace, "Append this node's timeline (Chrome trace events) to a file");
   command->footer(
       "The model directory must exist at the same path as on the head. The node loads its experts, serves,\n"
       "and joins again as a new incarnation if the head declared it dead. Wire and control traffic is in\n"

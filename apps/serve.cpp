@@ -23,6 +23,8 @@ struct serve_options {
   std::string api_key_file;
   bool no_spawn = false;
   uint32_t nodes = 0;  // 0: the configuration's
+  std::string schedule;  // empty: the configuration's
+  std::string trace;
 };
 
 constexpr auto tend_period = std::chrono::milliseconds(50);
@@ -71,8 +73,11 @@ std::string fingerprint(const head& front) {
   return digits;
 }
 
-std::vector<std::string> node_arguments(const head& front, uint16_t node) {
-  return {"troupe",
+// The part of the timeline that a node writes; `join_timelines` puts them together at the end.
+std::string trace_part(const std::string& trace, uint32_t node) { return trace + ".node" + std::to_string(node); }
+
+std::vector<std::string> node_arguments(const head& front, uint16_t node, const std::string& trace) {
+  std::vector<std::string> arguments{"troupe",
           "--log",
           std::string(spdlog::level::to_string_view(spdlog::get_level()).data()),
           "node",
@@ -80,6 +85,8 @@ std::vector<std::string> node_arguments(const head& front, uint16_t node) {
           front.config().listen + ":" + std::to_string(front.join_port()),
           "--node",
           std::to_string(node)};
+  if (!trace.empty()) arguments.insert(arguments.end(), {"--trace", trace_part(trace, node)});
+  return arguments;
 }
 
 void print_invitation(const head& front, uint16_t port, bool asks_for_key) {
@@ -87,10 +94,10 @@ void print_invitation(const head& front, uint16_t port, bool asks_for_key) {
   const std::string host = config.http_address == "0.0.0.0" ? "127.0.0.1" : config.http_address;
   const std::string base = "http://" + host + ":" + std::to_string(port) + "/v1";
   const auto board = front.board();
-  std::printf("\n%s on %zu nodes, profile %s, dispatch %s, combine %s, placement %s, row-invariant\n\n",
+  std::printf("\n%s on %zu nodes, profile %s, dispatch %s, combine %s, schedule %s, placement %s, row-invariant%s\n\n",
               config.model_name.c_str(), board.nodes.size(), std::string(kernels::name(board.settings.profile)).c_str(),
               std::string(name(board.settings.dispatch)).c_str(), std::string(name(board.settings.combine)).c_str(),
-              board.settings.placement.c_str());
+              board.settings.schedule.name.c_str(), board.settings.placement.c_str(), board.settings.links.empty() ? "" : ", links shaped");
   std::printf("%s\n", render_table(board).c_str());
   std::printf("threads of each node: %u compute, 1 actors, 2 network (CAF), 2 wire (UCX)%s\n",
               board.settings.threads_per_node, "; the head also 1 HTTP");
@@ -125,6 +132,16 @@ class server {
     if (!options_.api_key_file.empty()) config->api_key_file = options_.api_key_file;
     if (options_.nodes > 0) config->settings.nodes = options_.nodes;
     if (options_.no_spawn) config->spawn_nodes = false;
+    if (!options_.schedule.empty()) {
+      auto cut = find_schedule(options_.schedule, ".");
+      if (!cut) return cut.failure();
+      config->settings.schedule = *std::move(cut);
+    }
+    if (!options_.trace.empty()) {
+      if (auto ready = prepare_trace(config->settings.nodes); !ready) return ready;
+      config->trace = trace_part(options_.trace, 0);
+    }
+    const uint32_t nodes = config->settings.nodes;
     if (auto valid = validate(config->settings); !valid) return valid.failure();
     auto key = options_.api_key.empty() ? read_key(config->api_key_file) : result<std::string>(options_.api_key);
     if (!key) return key.failure();
@@ -141,17 +158,33 @@ class server {
     auto front = head::start(*std::move(config), std::move(callbacks));
     if (!front) return front.failure();
     auto outcome = serve(**front, *key, signals);
+    if (!options_.trace.empty()) std::printf("\n%s", (*front)->steps_text().c_str());
     children_.end();
-    return outcome;
+    front->reset();
+    if (options_.trace.empty() || !outcome) return outcome;
+    std::vector<std::filesystem::path> parts;
+    for (uint32_t node = 0; node < nodes; ++node) parts.emplace_back(trace_part(options_.trace, node));
+    if (auto joined = join_timelines(parts, options_.trace); !joined) return joined;
+    std::printf("\ntimeline: %s (open it in ui.perfetto.dev or chrome://tracing)\n", options_.trace.c_str());
+    return {};
   }
 
  private:
+  // The file must be writable now, not after hours; parts of an earlier run must not be joined in.
+  result<void> prepare_trace(uint32_t nodes) {
+    if (!std::ofstream(options_.trace))
+      return error{errc::not_found, "the timeline cannot be written to " + options_.trace + "; is there such a folder?"};
+    std::error_code ignored;
+    for (uint32_t node = 0; node < nodes; ++node) std::filesystem::remove(trace_part(options_.trace, node), ignored);
+    return {};
+  }
+
   result<void> serve(head& front, const std::string& key, const sigset_t& signals) {
     const auto& config = front.config();
     if (config.spawn_nodes)
       for (uint32_t node = 1; node < config.settings.nodes; ++node)
         if (auto started =
-                children_.start(static_cast<uint16_t>(node), node_arguments(front, static_cast<uint16_t>(node)));
+                children_.start(static_cast<uint16_t>(node), node_arguments(front, static_cast<uint16_t>(node), options_.trace));
             !started)
           return started;
     if (!config.spawn_nodes && config.settings.nodes > 1)
@@ -241,6 +274,11 @@ void add_serve(CLI::App& app, int& exit_code) {
       ->excludes("--api-key-file");
   command->add_option("--nodes", options->nodes, "Number of nodes instead of the configuration's")
       ->check(CLI::Range(1, 256));
+  command->add_option("--schedule", options->schedule,
+                      "Schedule instead of the configuration's: serial, dual_prefill, dual_decode, auto, or a YAML file");
+  command->add_option("--trace", options->trace,
+                      "Write a timeline of every stage and transfer (Chrome trace events, for Perfetto) when the cluster\n"
+                      "ends, and print where the time of its steps went");
   command->add_flag("--no-spawn", options->no_spawn, "Do not start the other nodes; wait until they join");
   command->footer(
       "Starts one process a node, prints a table and lines to paste, and serves an OpenAI-compatible API on\n"

@@ -26,7 +26,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 result<void> key_table::read(const YAML::Node& document) const {
-  if (!document.IsMap()) return error{errc::malformed, "this must be a list of `key: value` lines"};
+  if (!document.IsMap()) return error{errc::malformed, "this must be a list of `key: value` pairs"};
   for (const auto& entry : document) {
     const auto key = entry.first.as<std::string>();
     const auto known = setters_.find(key);

@@ -25,12 +25,55 @@ nlohmann::json counters_json(const node_counters& counters) {
           {"rows_received", counters.rows_received},
           {"weight_passes", counters.weight_passes},
           {"device_busy_s", static_cast<double>(counters.device_busy_ns) * 1e-9},
-          {"wire_bytes_sent", counters.wire_bytes_sent}};
+          {"wire_bytes_sent", counters.wire_bytes_sent},
+          {"micro_batches", counters.micro_batches},
+          {"schedule_switches", counters.schedule_switches}};
 }
 
 std::string megabytes(uint64_t bytes) {
   const uint64_t tenths = bytes * 10 / 1'000'000;
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MB";
+}
+
+// Where the time of each layer's steps went (docs/schedules.md).
+void add_layer_metrics(const board_snapshot& board, prometheus::Registry& registry) {
+  struct layer_metric {
+    const char* name;
+    const char* help;
+    uint64_t layer_account::*field;
+  };
+  static constexpr std::array metrics{
+      layer_metric{"troupe_layer_rows_total", "Rows through attention", &layer_account::rows},
+      layer_metric{"troupe_layer_expert_rows_total", "(row, expert) products", &layer_account::expert_rows},
+      layer_metric{"troupe_layer_weight_passes_total", "Times an expert's weights were read",
+                   &layer_account::weight_passes},
+      layer_metric{"troupe_layer_wire_bytes_total", "Bytes delivered, headers included", &layer_account::wire_bytes},
+      layer_metric{"troupe_layer_wire_ns_total", "Sum of transfer times", &layer_account::wire_ns},
+      layer_metric{"troupe_layer_exposed_ns_total", "Device idle while what it waited for travelled",
+                   &layer_account::exposed_ns},
+      layer_metric{"troupe_layer_bubble_ns_total", "Device idle while other nodes computed",
+                   &layer_account::bubble_ns},
+      layer_metric{"troupe_layer_mailbox_ns_total", "Device idle while what it waited for was in a mailbox",
+                   &layer_account::mailbox_ns}};
+  const auto labels_of = [](const board_node& node, size_t layer) {
+    return prometheus::Labels{{"node", std::to_string(node.node)}, {"layer", std::to_string(layer)}};
+  };
+  for (const auto& metric : metrics) {
+    auto& family = prometheus::BuildCounter().Name(metric.name).Help(metric.help).Register(registry);
+    for (const auto& node : board.nodes)
+      for (size_t layer = 0; layer < node.layers.size(); ++layer)
+        family.Add(labels_of(node, layer)).Increment(static_cast<double>(node.layers[layer].*metric.field));
+  }
+  auto& compute =
+      prometheus::BuildCounter().Name("troupe_layer_compute_ns_total").Help("Device time by stage").Register(registry);
+  for (const auto& node : board.nodes)
+    for (size_t layer = 0; layer < node.layers.size(); ++layer)
+      for (size_t kind = 0; kind < stage_kind_count; ++kind) {
+        auto labels = labels_of(node, layer);
+        labels.emplace("stage", std::string(name(static_cast<stage_kind>(kind))));
+        if (const uint64_t ns = node.layers[layer].compute_ns[kind]; ns != 0)
+          compute.Add(labels).Increment(static_cast<double>(ns));
+      }
 }
 
 }  // namespace
@@ -49,6 +92,7 @@ std::string render_cluster(const board_snapshot& board, const std::string& model
                      {"experts", node.experts},
                      {"weight_bytes", node.weight_bytes},
                      {"kv_bytes", node.kv_bytes},
+                     {"schedule", node.schedule},
                      {"counters", counters_json(node.counters)}});
   const auto& requests = board.requests;
   return nlohmann::json{{"model", model_name},
@@ -59,6 +103,7 @@ std::string render_cluster(const board_snapshot& board, const std::string& model
                         {"dispatch", name(board.settings.dispatch)},
                         {"combine", name(board.settings.combine)},
                         {"placement", board.settings.placement},
+                        {"schedule", board.settings.schedule.name},
                         {"invariance", "on"},
                         {"nodes", nodes},
                         {"requests",
@@ -114,7 +159,16 @@ std::string render_metrics(const board_snapshot& board) {
       node_metric{"troupe_node_weight_passes_total", "Times an expert's weights were read",
                   &node_counters::weight_passes, true},
       node_metric{"troupe_node_device_busy_ns_total", "Time the device computed", &node_counters::device_busy_ns, true},
-      node_metric{"troupe_node_wire_bytes_sent_total", "Payload bytes sent", &node_counters::wire_bytes_sent, true}};
+      node_metric{"troupe_node_wire_bytes_sent_total", "Payload bytes sent", &node_counters::wire_bytes_sent, true},
+      node_metric{"troupe_node_micro_batches", "Micro-batches that the schedule uses now",
+                  &node_counters::micro_batches, false},
+      node_metric{"troupe_node_schedule_switches_total", "Times the schedule's choice changed",
+                  &node_counters::schedule_switches, true},
+      node_metric{"troupe_node_cpu_ns_total", "CPU time of the node's process", &node_counters::cpu_ns, true},
+      node_metric{"troupe_node_link_busy_ns_total", "Time the busiest outgoing link was occupied, if it is known",
+                  &node_counters::link_busy_ns, true},
+      node_metric{"troupe_node_chain_ns_total", "Longest chain of stages and transfers of a micro-batch",
+                  &node_counters::chain_ns, true}};
   for (const auto& metric : metrics) {
     for (const auto& node : board.nodes) {
       const prometheus::Labels labels{{"node", std::to_string(node.node)}};
@@ -128,6 +182,7 @@ std::string render_metrics(const board_snapshot& board) {
   auto& live = prometheus::BuildGauge().Name("troupe_node_live").Help("Whether the node is live").Register(registry);
   for (const auto& node : board.nodes)
     live.Add({{"node", std::to_string(node.node)}}).Set(node.state == "live" ? 1 : 0);
+  add_layer_metrics(board, registry);
   return prometheus::TextSerializer().Serialize(registry.Collect());
 }
 

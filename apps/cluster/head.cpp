@@ -7,6 +7,7 @@
 #include <random>
 
 #include "apps/cluster/cluster_documents.hpp"
+#include "apps/cluster/step_table.hpp"
 
 namespace troupe {
 
@@ -108,6 +109,7 @@ void head::spawn_node() {
   live_seams_options seams;
   seams.wire_host = config_.listen;
   seams.on_ended = callbacks_.on_ended;
+  seams.trace = config_.trace;
   seams_.push_back(std::make_shared<live_seams>(std::move(seams)));
   node_environment environment = describe_process(0);
   environment.coordinator = caf::actor_cast<caf::strong_actor_ptr>(front_.coordinator);
@@ -155,6 +157,8 @@ bool head::healthy() const {
 }
 
 std::string head::cluster_json() const { return render_cluster(front_.board->read(), config_.model_name); }
+
+std::string head::steps_text() const { return render_steps(front_.board->read()); }
 
 std::string head::metrics_text() const { return render_metrics(front_.board->read()); }
 

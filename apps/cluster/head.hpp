@@ -49,6 +49,7 @@ class head final : public api_backend {
   bool healthy() const override;
   std::string cluster_json() const override;
   std::string metrics_text() const override;
+  std::string steps_text() const override;
 
  private:
   head() = default;

@@ -14,6 +14,25 @@ wire_dtype travelling_dtype(const std::string& key, const std::string& text) {
                                           (key == "dispatch" ? ", bf16 or fp8" : " or bf16")};
 }
 
+// A list of maps, each with a table of keys of its own.
+std::vector<link_rule> read_links(const YAML::Node& list) {
+  if (!list.IsSequence())
+    throw error{errc::malformed, "`links` must be a list of entries like `- {from: 0, to: 1, latency_us: 50}`"};
+  std::vector<link_rule> links;
+  for (const auto& entry : list) {
+    auto& rule = links.emplace_back();
+    key_table keys;
+    keys.add("from", rule.from);
+    keys.add("to", rule.to);
+    keys.add("latency_us", rule.shape.latency_us);
+    keys.add("bandwidth_mb_s", rule.shape.bandwidth_mb_s);
+    keys.add("jitter_us", rule.shape.jitter_us);
+    if (auto read = keys.read(entry); !read)
+      throw error{read.failure().code, "links, entry " + std::to_string(links.size()) + ": " + read.failure().message};
+  }
+  return links;
+}
+
 void add_serving_keys(key_table& keys, head_config& config) {
   auto& settings = config.settings;
   keys.add("model", settings.model);
@@ -31,6 +50,9 @@ void add_serving_keys(key_table& keys, head_config& config) {
   keys.add("verdict_ms", settings.verdict_ms);
   keys.add("payload_checksum", settings.payload_checksum);
   keys.add("schedule", config.schedule);
+  keys.add("transports",
+           [&settings](const YAML::Node& node) { settings.transports = node.IsNull() ? "" : node.as<std::string>(); });
+  keys.add("links", [&settings](const YAML::Node& node) { settings.links = read_links(node); });
   keys.add("profile", [&config](const YAML::Node& node) {
     const auto text = node.as<std::string>();
     config.choose_profile = text == "auto";

@@ -29,6 +29,8 @@ struct head_config {
   std::string http_address = "127.0.0.1";
   uint16_t http_port = 8000;
   std::string api_key_file;  // empty: no key
+
+  std::string trace;  // file for the timeline of the head's own node; not in YAML
 };
 
 // Reads a YAML file. Relative paths in it are relative to its directory.

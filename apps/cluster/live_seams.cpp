@@ -68,7 +68,11 @@ live_seams::~live_seams() {
 void live_seams::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
-  if (device_) device_->stop();
+  if (device_) {
+    device_->stop();
+    device_->account().attach(nullptr);
+  }
+  timeline_.reset();
   if (wire_)
     for (uint16_t slot = 0; slot < slots_max; ++slot) wire_->detach(slot);
 }
@@ -88,6 +92,12 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
   device_ = std::make_shared<cpu_device>(kernels::compute::make(settings.profile),
                                          static_cast<int>(settings.threads_per_node), settings.schedule.ranks);
+  if (!options_.trace.empty()) {
+    auto opened = timeline::open(options_.trace, node.value, true);
+    if (!opened) return opened.failure();
+    timeline_ = *std::move(opened);
+    device_->account().attach(timeline_.get());
+  }
   if (settings.nodes == 1) {
     wire_ = std::make_shared<local_wire>(std::make_shared<local_switch>(), node.value, incarnation.value);
     return {};
@@ -100,12 +110,17 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   options.incarnation = incarnation.value;
   options.listen = options_.wire_host + ":0";
   options.payload_checksum = settings.payload_checksum;
+  options.transports = settings.transports;
+  shaped_wire_options shaped;
+  shaped.node = node.value;
+  shaped.links = link_table({}, settings.links);
   buffer_pool* pools[] = {received_dispatches_.get(), received_combines_.get(), received_bulk_.get()};
   for (size_t i = 0; i < options.classes.size(); ++i) {
     options.classes[i].receive_pool = pools[i];
     options.classes[i].receive_bytes_max = pools[i]->bytes_max();
     options.classes[i].bytes_in_flight_max =
         std::max<uint64_t>(options.classes[i].bytes_in_flight_max, memory.combine_bytes);
+    shaped.bytes_max[i] = options.classes[i].bytes_in_flight_max;
   }
   options.on_peer = [](const peer_event& event) {
     spdlog::debug("wire: node {} incarnation {} is {} {}", event.node, event.incarnation, event.up ? "up" : "down",
@@ -115,6 +130,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   if (!made) return made.failure();
   ucx_ = made->get();
   wire_ = *std::move(made);
+  if (!settings.links.empty()) wire_ = std::make_shared<shaped_wire>(std::move(wire_), std::move(shaped));
   return {};
 }
 
@@ -127,6 +143,12 @@ void live_seams::load(const serving_settings& settings, std::shared_ptr<const mo
     kernels::prepare_thread();
     done(load_all(directory, config, experts, device->math(), threads));
   });
+}
+
+uint64_t live_seams::cpu_ns() const {
+  timespec taken{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &taken);
+  return static_cast<uint64_t>(taken.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(taken.tv_nsec);
 }
 
 std::string live_seams::wire_address() const { return ucx_ != nullptr ? ucx_->listen_address() : "local"; }

@@ -7,7 +7,9 @@
 #include <thread>
 
 #include "actors/node_seams.hpp"
+#include "runtime/accounting/timeline.hpp"
 #include "runtime/device/cpu_device.hpp"
+#include "runtime/wire/shaped_wire.hpp"
 #include "runtime/wire/ucx_wire.hpp"
 
 namespace troupe {
@@ -15,6 +17,7 @@ namespace troupe {
 struct live_seams_options {
   std::string wire_host = "127.0.0.1";  // address that peers reach this node's wire at
   std::function<void(const error& reason, bool retired)> on_ended;
+  std::string trace;  // file for the node's timeline, appended to; empty: none
 };
 
 class live_seams final : public node_seams {
@@ -36,6 +39,7 @@ class live_seams final : public node_seams {
   std::shared_ptr<wire> data_plane() override { return wire_; }
   std::shared_ptr<buffer_pool> dispatch_pool() override { return dispatch_pool_; }
   std::shared_ptr<buffer_pool> combine_pool() override { return combine_pool_; }
+  uint64_t cpu_ns() const override;
   std::string wire_address() const override;
   void connect(const cluster_member& peer) override;
   void give_up(node_id peer, incarnation_id incarnation) override;
@@ -52,9 +56,10 @@ class live_seams final : public node_seams {
   std::shared_ptr<buffer_pool> received_dispatches_;
   std::shared_ptr<buffer_pool> received_combines_;
   std::shared_ptr<buffer_pool> received_bulk_;
+  std::unique_ptr<timeline> timeline_;  // outlives the device, which records into it
   std::shared_ptr<device> device_;
   std::shared_ptr<wire> wire_;
-  ucx_wire* ucx_ = nullptr;  // wire_ when it is one
+  ucx_wire* ucx_ = nullptr;  // wire_, or what a shaped wire_ is in front of
   std::thread loader_;
 };
 

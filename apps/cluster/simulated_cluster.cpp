@@ -92,6 +92,7 @@ class simulated_cluster::seams final : public node_seams {
   std::shared_ptr<wire> data_plane() override { return wire_; }
   std::shared_ptr<buffer_pool> dispatch_pool() override { return dispatch_pool_; }
   std::shared_ptr<buffer_pool> combine_pool() override { return combine_pool_; }
+  uint64_t cpu_ns() const override { return device_->statistics().busy_ns; }
   std::string wire_address() const override { return "simulated:" + std::to_string(label_); }
   void connect(const cluster_member&) override {}
   void give_up(node_id, incarnation_id) override {}
@@ -123,7 +124,8 @@ simulated_cluster::simulated_cluster(std::shared_ptr<simulated_model> model, sim
   config_.set("logger.verbosity", caf::atom("quiet"));
   system_ = std::make_unique<caf::actor_system>(config_);
   scheduler().seed(options_.seed);
-  network_ = std::make_shared<modelled_network>(scheduler().time(), options_.link);
+  network_ = std::make_shared<modelled_network>(
+      scheduler().time(), link_table(options_.link.shape(), options_.settings.links), options_.seed);
   api_server_environment api;
   api.config = model_->config;
   api.model_name = "simulated";
@@ -151,7 +153,9 @@ simulated_cluster::~simulated_cluster() {
   scheduler().time().clear();
   scheduler().clock().cancel_all();
   while (scheduler().try_run_once()) scheduler().clock().cancel_all();
-  scheduler().time().clear();  // micro-batches that were under way hold buffers of the nodes' pools
+  // Micro-batches that were under way hold buffers of the nodes' pools.
+  scheduler().time().clear();
+  network_->clear();
   proxies_.clear();
   proxies_to_.clear();
   front_ = {};

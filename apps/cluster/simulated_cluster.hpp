@@ -36,7 +36,7 @@ struct simulation_options {
   serving_settings settings;
   uint64_t seed = 1;  // of the order in which actors run
   device_model device;
-  link_model link;
+  link_model link;                                      // of every directed link that `settings.links` does not shape
   std::chrono::nanoseconds control_latency{100'000};    // of control messages between processes
   std::chrono::nanoseconds crash_detection{1'000'000};  // until a crash breaks connections
 };

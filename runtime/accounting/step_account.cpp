@@ -18,20 +18,32 @@ uint64_t overlap(uint64_t a_begin, uint64_t a_end, uint64_t b_begin, uint64_t b_
 
 }  // namespace
 
+std::array<uint64_t, layer_account::word_count> layer_account::words() const {
+  std::array<uint64_t, word_count> out{};
+  auto* at = std::copy(compute_ns.begin(), compute_ns.end(), out.begin());
+  at = std::copy(stages.begin(), stages.end(), at);
+  for (const uint64_t value : {rows, expert_rows, weight_passes, messages, wire_bytes, wire_ns, exposed_ns, bubble_ns,
+                               mailbox_ns, idle_ns})
+    *at++ = value;
+  return out;
+}
+
+layer_account layer_account::from_words(std::span<const uint64_t, word_count> words) {
+  layer_account out;
+  const auto* at = words.data();
+  for (auto* list : {&out.compute_ns, &out.stages})
+    for (auto& value : *list) value = *at++;
+  for (auto* value : {&out.rows, &out.expert_rows, &out.weight_passes, &out.messages, &out.wire_bytes, &out.wire_ns,
+                      &out.exposed_ns, &out.bubble_ns, &out.mailbox_ns, &out.idle_ns})
+    *value = *at++;
+  return out;
+}
+
 void layer_account::add(const layer_account& other) {
-  for (size_t i = 0; i < stage_kind_count; ++i) {
-    compute_ns[i] += other.compute_ns[i];
-    stages[i] += other.stages[i];
-  }
-  rows += other.rows;
-  expert_rows += other.expert_rows;
-  weight_passes += other.weight_passes;
-  messages += other.messages;
-  wire_bytes += other.wire_bytes;
-  wire_ns += other.wire_ns;
-  exposed_ns += other.exposed_ns;
-  bubble_ns += other.bubble_ns;
-  mailbox_ns += other.mailbox_ns;
+  auto sum = words();
+  const auto more = other.words();
+  for (size_t i = 0; i < word_count; ++i) sum[i] += more[i];
+  *this = from_words(sum);
 }
 
 uint64_t layer_account::busy_ns() const { return std::accumulate(compute_ns.begin(), compute_ns.end(), uint64_t{0}); }
@@ -59,7 +71,7 @@ void step_account::ran(const stage_label& what, const stage_time& when) {
     const uint64_t exposed = overlap(last_end_ns_, when.begin_ns, std::min(what.sent_ns, ready), ready);
     sums.mailbox_ns += mailbox;
     sums.exposed_ns += exposed;
-    sums.bubble_ns += idle - mailbox - exposed;
+    (what.opens_step ? sums.idle_ns : sums.bubble_ns) += idle - mailbox - exposed;
     if (timeline_ != nullptr) timeline_->waited(what, last_end_ns_, when.begin_ns, exposed, mailbox);
   }
   last_end_ns_ = when.end_ns;

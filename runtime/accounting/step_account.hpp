@@ -6,12 +6,14 @@
 //
 // A device that was idle before a task says why:
 //   exposed    the message that made the task ready was travelling: wire time that nothing hid
-//   bubble     nothing was under way for the task: no work, or other nodes still computing
+//   bubble     nothing was under way for the task: other nodes were still computing
 //   mailbox    the message was there, its actor or the device had not taken it up
+//   idle       no step was under way
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "runtime/device/stage.hpp"
@@ -35,7 +37,15 @@ struct layer_account {
   uint64_t exposed_ns = 0;
   uint64_t bubble_ns = 0;
   uint64_t mailbox_ns = 0;
+  uint64_t idle_ns = 0;
 
+  // For messages: the fields in their order.
+  static constexpr size_t word_count = 2 * stage_kind_count + 10;
+  std::array<uint64_t, word_count> words() const;
+  static layer_account from_words(std::span<const uint64_t, word_count> words);
+
+  // Time in which there was work: all but `idle_ns`.
+  uint64_t active_ns() const { return busy_ns() + exposed_ns + bubble_ns + mailbox_ns; }
   void add(const layer_account& other);
   uint64_t busy_ns() const;
 };

@@ -29,7 +29,7 @@ const char* transfer_name(message_kind kind) { return kind == message_kind::disp
 }  // namespace
 
 result<std::unique_ptr<timeline>> timeline::open(const std::filesystem::path& file, uint16_t node, bool background) {
-  std::FILE* const opened = std::fopen(file.c_str(), "we");
+  std::FILE* const opened = std::fopen(file.c_str(), "ae");
   if (opened == nullptr)
     return error{errc::unavailable, "the timeline cannot be written to " + file.string() + ": " + std::strerror(errno)};
   std::unique_ptr<timeline> made(new timeline(opened, node));

@@ -42,6 +42,7 @@ struct stage_label {
   // The message that made it ready: when it was sent and delivered. Equal when the cause is local.
   uint64_t sent_ns = 0;
   uint64_t ready_ns = 0;
+  bool opens_step = false;  // the first stage of a step: before it was ready there was no work
 };
 
 // When a stage ran, ns of the node's clock.

@@ -11,6 +11,41 @@ error out_of_range(std::string_view field, uint64_t value, uint64_t low, uint64_
                                       std::to_string(low) + " and " + std::to_string(high)};
 }
 
+nlohmann::json to_document(const std::vector<link_rule>& links) {
+  auto list = nlohmann::json::array();
+  for (const auto& rule : links)
+    list.push_back({{"from", rule.from},
+                    {"to", rule.to},
+                    {"latency_us", rule.shape.latency_us},
+                    {"bandwidth_mb_s", rule.shape.bandwidth_mb_s},
+                    {"jitter_us", rule.shape.jitter_us}});
+  return list;
+}
+
+std::vector<link_rule> links_of(const nlohmann::json& list) {
+  std::vector<link_rule> links;
+  for (const auto& entry : list) {
+    link_rule rule;
+    entry.at("from").get_to(rule.from);
+    entry.at("to").get_to(rule.to);
+    entry.at("latency_us").get_to(rule.shape.latency_us);
+    entry.at("bandwidth_mb_s").get_to(rule.shape.bandwidth_mb_s);
+    entry.at("jitter_us").get_to(rule.shape.jitter_us);
+    links.push_back(rule);
+  }
+  return links;
+}
+
+// Names and commas as in UCX_TLS; whether the machine has them, UCX says.
+result<void> validate_transports(const std::string& transports) {
+  constexpr size_t length_max = 128;
+  const auto allowed = "abcdefghijklmnopqrstuvwxyz0123456789_,^";
+  if (transports.size() > length_max || transports.find_first_not_of(allowed) != std::string::npos)
+    return error{errc::invalid_argument, "transports is '" + transports.substr(0, length_max) +
+                                             "'; it must be a list like posix,cma,tcp, or empty"};
+  return {};
+}
+
 }  // namespace
 
 std::string_view name(wire_dtype dtype) {
@@ -40,7 +75,9 @@ std::string serving_settings::to_json() const {
                         {"dispatch_deadline_ms", dispatch_deadline_ms},
                         {"heartbeat_ms", heartbeat_ms},
                         {"verdict_ms", verdict_ms},
-                        {"payload_checksum", payload_checksum}}
+                        {"payload_checksum", payload_checksum},
+                        {"transports", transports},
+                        {"links", to_document(links)}}
       .dump();
 }
 
@@ -71,6 +108,8 @@ result<serving_settings> parse_settings(std::string_view json) {
     document.at("heartbeat_ms").get_to(settings.heartbeat_ms);
     document.at("verdict_ms").get_to(settings.verdict_ms);
     document.at("payload_checksum").get_to(settings.payload_checksum);
+    document.at("transports").get_to(settings.transports);
+    settings.links = links_of(document.at("links"));
     if (auto valid = validate(settings); !valid) return valid.failure();
     return settings;
   } catch (const nlohmann::json::exception& failure) {
@@ -107,7 +146,8 @@ result<void> validate(const serving_settings& settings) {
   if (settings.combine > wire_dtype::bf16)
     return error{errc::invalid_argument,
                  "combine may be f32 or bf16: expert outputs in fp8 would lose what the sum over experts needs"};
-  return {};
+  if (auto valid = validate_transports(settings.transports); !valid) return valid;
+  return validate(settings.links, settings.nodes);
 }
 
 }  // namespace troupe

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels/profile.hpp"
 #include "runtime/error.hpp"
 #include "runtime/serving/schedule.hpp"
+#include "runtime/wire/link_shape.hpp"
 #include "runtime/wire/micro_batch.hpp"
 
 namespace troupe {
@@ -32,6 +34,8 @@ struct serving_settings {
   uint32_t heartbeat_ms = 100;
   uint32_t verdict_ms = 1500;  // silence after which a node is declared dead
   bool payload_checksum = false;
+  std::string transports = "posix,cma,tcp";  // UCX's list; "tcp" imitates two hosts; empty: UCX's choice
+  std::vector<link_rule> links;              // links between nodes that are made slower than they are
 
   std::string to_json() const;
 };

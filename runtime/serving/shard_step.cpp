@@ -95,6 +95,7 @@ stage_label shard_step::label_of(stage_kind kind) const {
   label.layer = static_cast<uint32_t>(std::max(0, next_layer ? layer_ + 1 : layer_));
   label.step = number_;
   label.rows = static_cast<uint32_t>(kind == stage_kind::head ? sampling_rows_.size() : rows_.size());
+  label.opens_step = place_ == place::start;
   // The shared expert may run while answers arrive; its own cause does not change.
   label.sent_ns = kind == stage_kind::shared ? attention_ran_.end_ns : cause_sent_ns_;
   label.ready_ns = kind == stage_kind::shared ? attention_ran_.end_ns : cause_ready_ns_;

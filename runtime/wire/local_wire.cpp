@@ -66,7 +66,8 @@ result<void> local_wire::send(endpoint to, micro_batch message) {
   if (const char* wrong = wrong_counts(header); wrong != nullptr)
     return error{errc::invalid_argument, std::string("a micro-batch cannot be sent: ") + wrong};
   header.sequence = next_sequence(to.node, header.kind);
-  header.send_time_ns = message.delivered_ns = wire_time_ns();
+  message.delivered_ns = wire_time_ns();
+  if (header.send_time_ns == 0) header.send_time_ns = message.delivered_ns;
   seal(message, false);
 
   self_->messages_sent.fetch_add(1, std::memory_order_relaxed);

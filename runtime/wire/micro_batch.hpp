@@ -85,7 +85,7 @@ struct micro_batch_header {
   uint32_t bulk_kind = 0;                //  68  bulk only
   uint64_t payload_bytes = 0;            //  72
   uint64_t payload_checksum = 0;         //  80  XXH3-64 of the payload when flags bit 0 is set, else 0
-  uint64_t send_time_ns = 0;             //  88  sender's steady (or virtual) clock when `send` took it; set by the wire
+  uint64_t send_time_ns = 0;             //  88  sender's steady (or virtual) clock at `send`; set by the wire if 0
   uint64_t sequence = 0;                 //  96  per (sender, receiver, class); set by the wire
   uint64_t session = 0;                  // 104  of the sender's connection; set and checked by the wire
   uint64_t detail = 0;                   // 112  combine: ns the host's device computed for it; bulk: `bulk_offset`

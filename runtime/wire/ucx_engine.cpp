@@ -65,7 +65,7 @@ result<void> ucx_wire::engine::send(endpoint to, micro_batch&& message) {
   const uint64_t charge = header.payload_bytes + sizeof header;
   if (!peer->credits[class_index].reserve(charge, {limits.bytes_in_flight_max, limits.messages_in_flight_max}))
     return error{errc::exhausted, "as much is in flight to the node as its limits allow"};
-  header.send_time_ns = wire_time_ns();
+  if (header.send_time_ns == 0) header.send_time_ns = wire_time_ns();
   if (options_.payload_checksum) seal(message, true);
 
   send_request* const request = sender_->requests().take();
@@ -82,7 +82,8 @@ result<void> ucx_wire::engine::deliver_here(endpoint to, micro_batch&& message) 
   if (to.incarnation != options_.incarnation)
     return error{errc::unavailable, "this node's incarnation is not " + std::to_string(to.incarnation)};
   header.sequence = own_sequences_[message_class(header.kind)].fetch_add(1, std::memory_order_relaxed);
-  header.send_time_ns = message.delivered_ns = wire_time_ns();
+  message.delivered_ns = wire_time_ns();
+  if (header.send_time_ns == 0) header.send_time_ns = message.delivered_ns;
   seal(message, false);
   const uint64_t bytes = header.payload_bytes;
   counters_.messages_here.add();

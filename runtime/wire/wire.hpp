@@ -6,7 +6,8 @@
 // message to a peer that is gone is dropped silently: senders design for silence (deadlines, retries).
 //
 // Implementations: `local` (one process: moves a pointer), `ucx` (between processes and hosts),
-// `modelled` (virtual time, with latency, bandwidth and queueing per link).
+// `modelled` (virtual time, with latency, bandwidth and queueing per link), `shaped` (in front of
+// another: makes its links slow).
 #pragma once
 
 #include <cstdint>
@@ -46,7 +47,8 @@ class wire {
   virtual void attach(uint16_t slot, receiver to) = 0;
   virtual void detach(uint16_t slot) = 0;
 
-  // Sends; the wire fills destination, sequence and checksum of the header.
+  // Sends; the wire fills destination, sequence and checksum of the header, and `send_time_ns` where it
+  // is 0: a wire in front of this one may have stamped when the caller sent.
   // Fails: exhausted (bytes in flight to that peer at the configured maximum; try again after a
   // completion), unavailable (no such peer or incarnation).
   virtual result<void> send(endpoint to, micro_batch message) = 0;

@@ -82,7 +82,7 @@ void disturb(int signal, int rounds) {
 
 }  // namespace
 
-TEST_CASE("1, 2 and 4 processes and virtual time give equal texts and log-probabilities") {
+TEST_CASE("1, 2 and 4 processes, 3 with slow links and virtual time give equal texts and log-probabilities") {
   constexpr int tokens = 24;
   std::vector<nlohmann::json> first;
   for (const uint32_t nodes : {1U, 2U, 4U}) {
@@ -95,6 +95,12 @@ TEST_CASE("1, 2 and 4 processes and virtual time give equal texts and log-probab
     for (const auto& one : outcomes) REQUIRE_MESSAGE(one.contains("text"), one.dump());
     if (first.empty()) first = outcomes;
     CHECK(outcomes == first);
+  }
+  {
+    served_cluster cluster(3, "profile: f32\nlinks: [{latency_us: 300, bandwidth_mb_s: 50, jitter_us: 200}]\n");
+    REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
+    CHECK(cluster.log().find(", links shaped") != std::string::npos);
+    CHECK(run_streams(cluster, tokens) == first);
   }
 
   const std::string model = TROUPE_SOURCE_DIR "/examples/tiny-moe";
