@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -45,9 +46,53 @@ struct verdict {
   bool retired = false;
 };
 
+// What is left to do when a node has ended; returns the exit code. A retired node joins again instead, as
+// a new process image without the descriptors of the old one.
+int conclude(const std::optional<verdict>& ended, char** arguments) {
+  if (!ended) return 0;
+  if (ended->retired) {
+    spdlog::warn("{}", ended->reason.message);
+    close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
+    execv("/proc/self/exe", arguments);
+  }
+  report(ended->reason);
+  return ended->reason.code == errc::invalid_argument ? exit_refused : exit_failed;
+}
+
+// Bounds how long an actor system takes to end. CAF first writes out what its connections hold, and while
+// the head's host cannot be reached that never ends.
+class end_deadline {
+ public:
+  end_deadline() = default;
+  ~end_deadline() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+  end_deadline(const end_deadline&) = delete;
+  end_deadline& operator=(const end_deadline&) = delete;
+
+  // Calls `late`, which must end the process, unless this is destroyed in time. At most once.
+  void arm(std::chrono::milliseconds patience, std::function<void()> late) {
+    thread_ = std::thread([this, patience, late = std::move(late)] {
+      std::unique_lock lock(mutex_);
+      if (!changed_.wait_for(lock, patience, [this] { return ended_; })) late();
+    });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
 class node_process {
  public:
-  explicit node_process(node_options options) : options_(std::move(options)) {}
+  node_process(node_options options, char** arguments) : options_(std::move(options)), arguments_(arguments) {}
 
   // Serves until the node ends or a signal asks it to; nothing when it was a signal.
   result<std::optional<verdict>> run() {
@@ -65,6 +110,7 @@ class node_process {
       const std::lock_guard lock(mutex_);
       verdict_ = verdict{reason, retired};
     };
+    end_deadline deadline;  // of everything below
     // Before the actor system, so that its pools outlive every message.
     const auto parts = std::make_shared<live_seams>(std::move(seams));
     const auto config = make_system_config(true);
@@ -78,6 +124,7 @@ class node_process {
                                  node_environment given) { return self->state.start(self, std::move(given)); },
                               std::move(environment));
     const auto ended = wait(signals);
+    deadline.arm(end_patience, [this, ended] { _exit(conclude(ended, arguments_)); });
     parts->close();
     caf::anon_send_exit(actor, caf::exit_reason::kill);
     return ended;
@@ -105,22 +152,18 @@ class node_process {
     }
   }
 
+  static constexpr std::chrono::milliseconds end_patience{5000};
+
   node_options options_;
+  char** arguments_;
   std::mutex mutex_;
   std::optional<verdict> verdict_;
 };
 
 int run_node(const node_options& options, char** arguments) {
-  auto outcome = node_process(options).run();
+  auto outcome = node_process(options, arguments).run();
   if (!outcome) return report(outcome.failure());
-  if (!*outcome) return 0;
-  const auto& ended = **outcome;
-  if (ended.retired) {
-    spdlog::warn("{}", ended.reason.message);
-    execv("/proc/self/exe", arguments);
-  }
-  report(ended.reason);
-  return ended.reason.code == errc::invalid_argument ? exit_refused : exit_failed;
+  return conclude(*outcome, arguments);
 }
 
 }  // namespace

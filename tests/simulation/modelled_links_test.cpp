@@ -62,6 +62,11 @@ TEST_CASE("slow, uneven links with jitter change when tokens come, not which") {
   std::vector<nanoseconds> took;
   for (const auto& options : {t1_options(3), slow}) {
     simulated_cluster cluster(t1_model(), options);
+    uint64_t stamped_otherwise = 0;  // an answer must not keep the stamp of its request
+    cluster.network().observe([&](const micro_batch_header& header, const endpoint&) {
+      const nanoseconds now = cluster.scheduler().time().now().time_since_epoch();
+      stamped_otherwise += header.send_time_ns == static_cast<uint64_t>(now.count()) ? 0 : 1;
+    });
     REQUIRE(cluster.start());
     const auto begin = cluster.scheduler().time().now();
     for (uint32_t i = 0; i < 12; ++i) cluster.submit(mixed_request(i));
@@ -69,6 +74,7 @@ TEST_CASE("slow, uneven links with jitter change when tokens come, not which") {
     took.push_back(cluster.scheduler().time().now() - begin);
     for (uint32_t i = 0; i < 12; ++i) CHECK(result_of(*cluster.streams()[i]) == alone(i));
     CHECK(cluster.network().counters(0, 2).messages > 0);
+    CHECK(stamped_otherwise == 0);
   }
   CHECK(took[1] > 5 * took[0]);
 }
