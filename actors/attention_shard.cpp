@@ -192,7 +192,6 @@ void attention_shard_state::on_stage_done(const stage_done& done) {
     advance(step_index);
     return;
   }
-  step.attention_done();
   let_followers_go(step_index);
   if (step.through())
     finish_step(step_index);
@@ -208,7 +207,8 @@ void attention_shard_state::start_idle_steps() {
   for (uint32_t i = 0; i < choice.micro_batches; ++i) {
     auto& step = *steps_[i];
     if (!step.idle() || !batcher_->pick(i, step.mutable_batch(), parts_)) continue;
-    step.begin(++steps_started_, choice.split_attention, clock_ns(now()));
+    const bool alone = parts_.empty();
+    step.begin(++steps_started_, choice.split_attention, alone, clock_ns(now()));
     follows_[i].clear();
     for (const uint32_t part : parts_) follows_[i].push_back({part, steps_[part]->number()});
     go_on(i);

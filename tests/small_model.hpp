@@ -123,8 +123,9 @@ inline std::vector<named_shape> v3_tensors(const nlohmann::json& c) {
   return tensors;
 }
 
-// Writes config.json and model.safetensors (F32, T0 values).
-inline void write_t0_model(const std::filesystem::path& directory, const nlohmann::json& config) {
+// Writes config.json and model.safetensors (F32): element `i` of a tensor is `value(name, i)`.
+template <class Value>
+void write_model(const std::filesystem::path& directory, const nlohmann::json& config, Value&& value) {
   std::ofstream(directory / "config.json") << config.dump(1);
   nlohmann::json header;
   std::vector<float> values;
@@ -132,7 +133,7 @@ inline void write_t0_model(const std::filesystem::path& directory, const nlohman
     const size_t begin = values.size() * 4;
     size_t count = 1;
     for (const int64_t extent : tensor.shape) count *= static_cast<size_t>(extent);
-    for (size_t i = 0; i < count; ++i) values.push_back(t0_value(tensor.name, i));
+    for (size_t i = 0; i < count; ++i) values.push_back(value(tensor.name, i));
     header[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {begin, values.size() * 4}}};
   }
   const std::string text = header.dump();
@@ -141,6 +142,10 @@ inline void write_t0_model(const std::filesystem::path& directory, const nlohman
   file.write(reinterpret_cast<const char*>(&length), 8);
   file.write(text.data(), static_cast<std::streamsize>(text.size()));
   file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * 4));
+}
+
+inline void write_t0_model(const std::filesystem::path& directory, const nlohmann::json& config) {
+  write_model(directory, config, [](const std::string& name, size_t i) { return t0_value(name, i); });
 }
 
 inline void write_t1_model(const std::filesystem::path& directory) { write_t0_model(directory, t1_config()); }

@@ -129,6 +129,7 @@ simulated_cluster::simulated_cluster(std::shared_ptr<simulated_model> model, sim
   api_server_environment api;
   api.config = model_->config;
   api.model_name = "simulated";
+  api.requests_max = options_.settings.nodes * options_.settings.shards_per_node * options_.settings.sequences_max;
   api.seed = options_.seed;
   coordinator_environment coordination;
   coordination.settings = options_.settings;
@@ -285,6 +286,40 @@ device_statistics simulated_cluster::device_totals() const {
     sum.busy_ns += one.busy_ns;
   }
   return sum;
+}
+
+run_times simulated_cluster::times() const {
+  run_times sum;
+  const auto board = front_.board->read();
+  for (const auto& [node, held] : processes_) {
+    if (!held.parts->device_) continue;
+    const auto total = held.parts->device_->account().total();
+    run_times one{total.active_ns(), total.busy_ns(), total.busy_ns(), network_->busiest_link_ns(node), 0};
+    if (node < board.nodes.size()) one.chain_ns = board.nodes[node].counters.chain_ns;
+    sum = slowest(sum, one);
+  }
+  return sum;
+}
+
+result<void> simulated_cluster::begin_timelines(const std::filesystem::path& file) {
+  timeline_file_ = file;
+  for (const auto& [node, held] : processes_) {
+    auto opened = timeline::open(file.string() + ".node" + std::to_string(node), node, false);
+    if (!opened) return opened.failure();
+    timelines_.push_back(*std::move(opened));
+    held.parts->device_->account().attach(timelines_.back().get());
+  }
+  return {};
+}
+
+result<void> simulated_cluster::end_timelines() {
+  std::vector<std::filesystem::path> parts;
+  for (const auto& [node, held] : processes_) {
+    held.parts->device_->account().attach(nullptr);
+    parts.push_back(timeline_file_.string() + ".node" + std::to_string(node));
+  }
+  timelines_.clear();
+  return join_timelines(parts, timeline_file_);
 }
 
 }  // namespace troupe

@@ -13,6 +13,8 @@
 
 #include "actors/node.hpp"
 #include "apps/cluster/front.hpp"
+#include "runtime/accounting/run_bound.hpp"
+#include "runtime/accounting/timeline.hpp"
 #include "runtime/simulation/modelled_device.hpp"
 #include "runtime/simulation/modelled_wire.hpp"
 #include "runtime/simulation/virtual_scheduler.hpp"
@@ -72,6 +74,12 @@ class simulated_cluster {
   const std::vector<std::unique_ptr<simulated_stream>>& streams() const { return streams_; }
   modelled_network& network() { return *network_; }
   device_statistics device_totals() const;
+  // Of all nodes together: the largest of each time since the start. The chain is as of the last heartbeat.
+  run_times times() const;
+  // Writes timelines of the nodes from now on, and ends them.
+  // Fails: as `timeline::open` and `join_timelines`.
+  result<void> begin_timelines(const std::filesystem::path& file);
+  result<void> end_timelines();
   board_snapshot board() const { return front_.board->read(); }
   virtual_scheduler& scheduler() { return virtual_scheduler::of(*system_); }
 
@@ -99,6 +107,8 @@ class simulated_cluster {
   std::vector<std::pair<int, caf::strong_actor_ptr>> proxies_to_;
   std::vector<std::unique_ptr<simulated_stream>> streams_;
   std::vector<uint64_t> tickets_;
+  std::filesystem::path timeline_file_;
+  std::vector<std::unique_ptr<timeline>> timelines_;
   int labels_ = 0;
 };
 

@@ -22,9 +22,10 @@ shard_step::shard_step(const forward_pass& forward, kv_cache& cache, int rows_ma
   sampled_.resize(static_cast<size_t>(rows_max));
 }
 
-void shard_step::begin(uint64_t number, bool split_attention, uint64_t ready_ns) {
+void shard_step::begin(uint64_t number, bool split_attention, bool alone, uint64_t ready_ns) {
   number_ = number;
   split_attention_ = split_attention;
+  alone_ = alone;
   place_ = place::start;
   layer_ = written_layer_ = -1;
   cause_sent_ns_ = cause_ready_ns_ = ready_ns;
@@ -49,10 +50,6 @@ void shard_step::open_layer() {
   layer_path_ns_ = 0;
 }
 
-void shard_step::attention_done() {
-  chain_ns_ += attention_ran_.duration_ns();
-  cause_sent_ns_ = cause_ready_ns_ = attention_ran_.end_ns;
-}
 
 void shard_step::shared_done() {
   shared_ready_ = true;
@@ -68,8 +65,15 @@ void shard_step::answered_at(uint64_t sent_ns, uint64_t delivered_ns, uint64_t p
 }
 
 // Device's thread; the actor reads what is written here after the message that `completed_` sends.
+// Nothing else touches the step until the actor has that message, or while a stage is submitted from here.
 void shard_step::attention_ended(const stage_time& when) {
   attention_ran_ = when;
+  lengthen_chain(when.duration_ns());
+  cause_sent_ns_ = cause_ready_ns_ = when.end_ns;
+  if (goes_on_itself()) {
+    compute_->submit(attention_);
+    return;
+  }
   const bool gate = at_gate();
   completed_(stage_kind::attn);
   if (gate) compute_->submit(shared_);

@@ -8,6 +8,7 @@
 // are ignored, so a dispatch may be repeated at any time.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,8 +32,9 @@ struct owed_pair {
 class shard_step {
  public:
   // Micro-batch `index` of the shard at endpoint `slot`. `completed` is called on the device's thread when
-  // a stage has run; it only sends a message. `compute` gets the shared expert as soon as attention has
-  // reached a gate, before the actor hears of it. Requires: `forward` and `cache` outlive this.
+  // a stage has run; it only sends a message. What follows a stage in any case (the shared expert behind a
+  // gate, the second half of attention) goes to `compute` at once, so that the device need not wait for
+  // the actor. Requires: `forward` and `cache` outlive this.
   shard_step(const forward_pass& forward, kv_cache& cache, int rows_max, uint16_t slot, uint32_t index,
              std::shared_ptr<device> compute, std::function<void(stage_kind)> completed);
   shard_step(const shard_step&) = delete;
@@ -47,14 +49,14 @@ class shard_step {
 
   // Starts a step with the rows in `mutable_batch()`; submit `next()` next. `ready_ns`: when they were
   // there to be computed.
-  void begin(uint64_t number, bool split_attention, uint64_t ready_ns);
+  // `alone`: no other micro-batch holds earlier positions of its sequences.
+  void begin(uint64_t number, bool split_attention, bool alone, uint64_t ready_ns);
   // Ends it: the batch is empty and idle again.
   void end();
 
   // The stage of the attention side that follows: attention whole or in halves, or the head.
   stage_task& next() { return attention_; }
-  // The actor has heard of a stage's end.
-  void attention_done();
+  // The actor has heard that it ended.
   void shared_done();
 
   // After an attention stage: whether the step is through (then `sampled` holds one token a sampling
@@ -79,14 +81,14 @@ class shard_step {
   // have taken: transfers on idle links and the host's compute.
   void answered_at(uint64_t sent_ns, uint64_t delivered_ns, uint64_t path_ns);
   // The longest chain of stages and transfers that this micro-batch has had to wait for since the start.
-  uint64_t chain_ns() const { return chain_ns_; }
+  uint64_t chain_ns() const { return chain_ns_.load(std::memory_order_relaxed); }
   // Keeps an answer's payload alive until the combine has run.
   void keep(buffer_ref payload) { answers_.push_back(std::move(payload)); }
   // Fills a pair that cannot be answered with zeros, so that the others' rows go on.
   void give_up(const owed_pair& pair);
   // Whether the combine may run; `close_layer` says that it will.
   bool complete() const { return missing_ == 0 && shared_ready_; }
-  void close_layer() { chain_ns_ += layer_path_ns_; }
+  void close_layer() { lengthen_chain(layer_path_ns_); }
 
   // Writes the activations of `row` in `dtype`; of FP8 the codes to `out` and the tiles' FP32 scales to
   // `scales` [ceil(hidden/128)], which may be unaligned.
@@ -122,8 +124,10 @@ class shard_step {
   size_t index(const owed_pair& pair) const {
     return size_t{pair.row} * static_cast<size_t>(forward_.config().num_experts_per_tok) + pair.k_slot;
   }
+  bool goes_on_itself() const { return alone_ && (place_ == place::halfway || place_ == place::dense_layer_done); }
   void attention_ended(const stage_time& when);
   void shared_ended(const stage_time& when);
+  void lengthen_chain(uint64_t ns) { chain_ns_.store(chain_ns() + ns, std::memory_order_relaxed); }
   stage_kind attention_kind() const;
   stage_label label_of(stage_kind kind) const;
   void run_attention(worker_team& team);
@@ -149,6 +153,7 @@ class shard_step {
   shared_stage shared_{*this};
   uint64_t number_ = 0;
   bool split_attention_ = false;
+  bool alone_ = true;
   place place_ = place::start;
   int layer_ = -1;          // whose attention ran last or is halfway; -1 before the first
   int written_layer_ = -1;  // whose keys are in the cache
@@ -159,7 +164,7 @@ class shard_step {
   uint64_t cause_ready_ns_ = 0;
   stage_time attention_ran_;  // the newest
   stage_time shared_ran_;
-  uint64_t chain_ns_ = 0;
+  std::atomic<uint64_t> chain_ns_{0};  // written by actor and device in turns, read by the actor at any time
   uint64_t layer_path_ns_ = 0;  // the longest answer of this layer, or its shared expert
 };
 
