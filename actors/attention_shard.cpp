@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 namespace troupe {
 
@@ -60,6 +61,10 @@ attention_shard_actor::behavior_type attention_shard_state::start(
       [this](const view_ptr& view) { on_view(view); },
       [this](const micro_batch& answer) { on_answer(answer); },
       [this](const stage_done& done) { on_stage_done(done); },
+      [this](const start_steps&) {
+        starting_ = false;
+        start_idle_steps();
+      },
       [this](const tick&) { on_tick(); },
   };
 }
@@ -84,7 +89,8 @@ void attention_shard_state::on_start(const start_sequence& message) {
     end_sequence(message.request, message.attempt);
     return;
   }
-  start_idle_steps();
+  // Behind what has arrived with it: a burst of requests becomes one batch.
+  if (!std::exchange(starting_, true)) self_->send(self_, start_steps{});
 }
 
 void attention_shard_state::on_cancel(const cancel_sequence& message) {

@@ -23,7 +23,7 @@ namespace troupe {
 using attention_shard_actor =
     caf::typed_actor<caf::reacts_to<start_sequence>, caf::reacts_to<cancel_sequence>,
                      caf::reacts_to<sequence_placement>, caf::reacts_to<view_ptr>, caf::reacts_to<micro_batch>,
-                     caf::reacts_to<stage_done>, caf::reacts_to<tick>>;
+                     caf::reacts_to<stage_done>, caf::reacts_to<start_steps>, caf::reacts_to<tick>>;
 
 // What a shard is given when it is spawned; everything outlives it.
 struct shard_environment {
@@ -102,6 +102,7 @@ class attention_shard_state {
   std::vector<stranded_pairs> stranded_;
   std::vector<owed_pair> pairs_;       // working list, reused
   std::vector<uint16_t> payload_row_;  // row of the micro-batch -> row of a payload, reused
+  bool starting_ = false;  // a `start_steps` is on its way
   uint64_t steps_started_ = 0;
   uint64_t tokens_ = 0;
 };

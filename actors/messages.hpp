@@ -335,6 +335,8 @@ struct stage_done {
   uint32_t micro_batch = 0;
   stage_kind kind{};  // attn for any attention stage or the head, or shared
 };
+// attention_shard -> itself
+struct start_steps {};
 struct dispatch_done {
   dispatch_work* work = nullptr;
 };
@@ -396,6 +398,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::view_ptr)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::shard_report)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::host_report)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::stage_done)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::start_steps)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::dispatch_done)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::expert_rows)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::load_done)
