@@ -152,6 +152,7 @@ bool ucx_wire::engine::step(uint64_t now_ns) {
     any = true;
   }
   any = links_->run(now_ns) || any;
+  if (sender_->has_bulk()) any = sender_->start_bulk() || any;
   if (receiver_->has_held()) any = receiver_->retry_held() || any;
   if (sender_->has_quarantined()) sender_->end_quarantine(now_ns, false);
   receiver_->refresh_slots();
@@ -203,20 +204,21 @@ uint64_t ucx_wire::engine::unfinished() const {
   return sender_->unfinished() + receiver_->unfinished() + links_->greetings_unfinished();
 }
 
-// Progresses until UCX holds no request, and with `everything` no connection either. False when time
-// is up.
+// Progresses until UCX holds no request and no bulk is queued, and with `everything` no connection either. False when
+// time is up.
 bool ucx_wire::engine::finish(uint32_t timeout_ms, bool everything) {
   const uint64_t deadline_ns = wire_time_ns() + uint64_t{timeout_ms} * 1'000'000;
   for (;;) {
     const uint64_t now_ns = wire_time_ns();
     if (!step(now_ns)) sched_yield();
-    if (unfinished() == 0 && (!everything || links_->all_closed())) return true;
+    if (unfinished() == 0 && !sender_->has_bulk() && (!everything || links_->all_closed())) return true;
     if (now_ns > deadline_ns) return false;
   }
 }
 
 void ucx_wire::engine::close() {
   step(wire_time_ns());
+  finish(options_.drain_timeout_ms, false);
   links_->say_bye();
   finish(options_.drain_timeout_ms, false);
   links_->close_all();

@@ -41,6 +41,10 @@ result<greeting> read_greeting(const void* bytes, size_t size) {
   if (out.phase < greeting_phase::hello || out.phase > greeting_phase::ping)
     return malformed("its greeting's phase is unknown");
   if (out.session == 0 && out.phase <= greeting_phase::ready) return malformed("its greeting names no session");
+  const bool introduces = out.phase == greeting_phase::hello || out.phase == greeting_phase::welcome;
+  if (out.version == greeting::current_version && introduces &&
+      (out.bulk_chunk_bytes < bulk_chunk_bytes_min || out.bulk_chunk_bytes > bulk_chunk_bytes_max))
+    return malformed("its greeting's size of bulk fragments is out of range");
   return out;
 }
 

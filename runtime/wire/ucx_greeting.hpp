@@ -20,6 +20,10 @@
 
 namespace troupe {
 
+// Limits of `greeting::bulk_chunk_bytes`.
+constexpr uint64_t bulk_chunk_bytes_min = 4096;
+constexpr uint64_t bulk_chunk_bytes_max = uint64_t{1} << 30U;
+
 enum class greeting_phase : uint8_t { hello = 1, welcome = 2, ready = 3, refuse = 4, bye = 5, ping = 6 };
 
 enum class refusal : uint8_t {
@@ -50,11 +54,11 @@ struct greeting {
   uint64_t session = 0;                  // 24  the sender's data will carry it; never 0
   uint64_t destination_session = 0;      // 32  echo of the other side's; 0 in a hello
   uint64_t cluster_key = 0;              // 40  equal on all nodes of a cluster
-  uint64_t reserved = 0;                 // 48
+  uint64_t bulk_chunk_bytes = 0;         // 48  the sender's bulk fragments have so many bytes, the last one fewer
   uint64_t checksum = 0;                 // 56  XXH3-64 of bytes 0..55
 
   static constexpr uint32_t magic_value = 0x4c505254U;
-  static constexpr uint16_t current_version = 1;
+  static constexpr uint16_t current_version = 2;
 };
 static_assert(sizeof(greeting) == 64);
 

@@ -26,6 +26,7 @@ void ucx_links::greet(ucx_link& link, greeting_phase phase, const greeting* answ
   message.unit = options_.unit;
   message.incarnation = options_.incarnation;
   message.cluster_key = options_.cluster_key;
+  message.bulk_chunk_bytes = options_.bulk_chunk_bytes;
   if (link.peer != nullptr) {
     message.destination_node = link.peer->node;
     message.destination_incarnation = link.peer->incarnation;
@@ -119,6 +120,7 @@ void ucx_links::answer_hello(ucx_link& link, const greeting& said) {
   if (peer.state == peer_state::absent) begin_session(peer, said.incarnation);
   peer.peer_session = said.session;
   peer.unit = said.unit;
+  peer.bulk_chunk_bytes = said.bulk_chunk_bytes;
   link.peer = &peer;
   greet(link, greeting_phase::welcome, &said);
 }
@@ -133,6 +135,7 @@ void ucx_links::answer_welcome(ucx_link& link, const greeting& said) {
   }
   peer->peer_session = said.session;
   peer->unit = said.unit;
+  peer->bulk_chunk_bytes = said.bulk_chunk_bytes;
   greet(link, greeting_phase::ready, &said);
   bring_up(*peer, link);
 }

@@ -75,7 +75,12 @@ struct ucx_peer {
   ucx_link* sends_on = nullptr;
   send_request* waiting_first = nullptr;  // sent before the peer was up
   send_request* waiting_last = nullptr;
-  uint64_t heard_ns = 0;  // when its last message came
+  send_request* bulk_first = nullptr;  // bulk that UCX has not taken all of; only the first may have begun
+  send_request* bulk_last = nullptr;
+  bool bulk_listed = false;        // the sender visits it
+  uint64_t bulk_bytes_in_ucx = 0;  // of earlier sessions too
+  uint64_t bulk_chunk_bytes = 0;   // of what it sends, as it said
+  uint64_t heard_ns = 0;           // when its last message came
   bool ping_in_flight = false;
   std::array<uint64_t, message_class_count> next_sequence{};
   std::array<uint64_t, message_class_count> expected_sequence{};

@@ -21,7 +21,11 @@ void ucx_sender::route(send_request* request) {
   if (peer.state == peer_state::absent || request->message.header.destination_incarnation != peer.incarnation) {
     drop(request, counters_.stale);
   } else if (peer.state == peer_state::up) {
-    start(request);
+    if (message_class(request->message.header.kind) == bulk_class) {
+      queue_bulk(request);
+    } else {
+      start(request);
+    }
   } else {
     (peer.waiting_last == nullptr ? peer.waiting_first : peer.waiting_last->next) = request;
     peer.waiting_last = request;
@@ -35,6 +39,7 @@ void ucx_sender::start_waiting(ucx_peer& peer) {
 }
 
 void ucx_sender::drop_waiting(ucx_peer& peer) {
+  drop_bulk(peer);
   send_request* request = peer.waiting_first;
   peer.waiting_first = peer.waiting_last = nullptr;
   while (request != nullptr) {
@@ -45,6 +50,7 @@ void ucx_sender::drop_waiting(ucx_peer& peer) {
 }
 
 void ucx_sender::start(send_request* request) {
+  urgent_started_ = true;
   ucx_peer& peer = *request->peer;
   auto& header = request->message.header;
   header.session = request->session = peer.session;

@@ -31,7 +31,8 @@ struct wire_class_options {
   // A pool to use instead of an own one of that size. It outlives the wire. Without it, every buffer
   // received must be dropped before the wire is destroyed.
   buffer_pool* receive_pool = nullptr;
-  // Messages that may wait for such memory; more are refused (large) or dropped (small).
+  // Messages (of bulk: fragments) that may wait for such memory; more are refused (large) or dropped
+  // (small). A bulk message of which a fragment is refused is refused as a whole.
   uint32_t held_max = 1024;
 };
 
@@ -47,6 +48,13 @@ struct ucx_wire_options {
   uint64_t payload_bytes_max = uint64_t{1} << 30U;  // of one message, either way
   uint64_t rendezvous_bytes = 64 * 1024;            // from here on the receiver fetches straight into its pool
   bool payload_checksum = false;                    // XXH3-64 over payloads too; costs a pass over them each side
+
+  // Bulk goes behind dispatch and combine: larger messages go in fragments of so many bytes, and no more
+  // than `bulk_chunks_in_flight` times as many bytes of bulk are inside UCX for one peer, where nothing
+  // can overtake them. Larger gives more bandwidth; a dispatch waits for up to that much. A multiple of 64,
+  // at least `rendezvous_bytes`. Nodes may differ: each tells its own when it connects.
+  uint64_t bulk_chunk_bytes = 512 * 1024;
+  uint32_t bulk_chunks_in_flight = 2;
 
   uint32_t connections_max = 4096;
   uint32_t handshake_timeout_ms = 10'000;  // a connection not greeted by then is given up
@@ -68,16 +76,18 @@ result<void> validate(const ucx_wire_options& options);
 // Counters since the start, beyond `wire_statistics`. Dropped messages by reason:
 struct ucx_wire_counters {
   uint64_t malformed = 0;      // from peers: refused by validation
-  uint64_t stale = 0;          // from or to an incarnation or session that is not current
+  uint64_t stale = 0;          // from or to an incarnation or session that is not current; fragments of given-up bulk
   uint64_t unaddressed = 0;    // no receiver at the slot
   uint64_t overflowed = 0;     // no memory for them, and too many waiting already
   uint64_t cut_off = 0;        // under way when the peer went
   uint64_t sequence_gaps = 0;  // times a header came out of order or one before it was lost
-  uint64_t held = 0;           // messages that wait for receive memory now
+  uint64_t held = 0;           // messages and bulk fragments that wait for receive memory now
+  uint64_t assemblies = 0;     // bulk messages of which fragments have come, and not yet all
   uint64_t quarantined = 0;    // buffers kept from reuse now
   uint64_t refused_greetings = 0;
-  uint64_t peers_up = 0;  // now
-  uint64_t sleeps = 0;    // times the progress thread went to sleep
+  uint64_t bulk_fragments = 0;  // handed to UCX; an undivided bulk message counts as one
+  uint64_t peers_up = 0;        // now
+  uint64_t sleeps = 0;          // times the progress thread went to sleep
 };
 
 }  // namespace troupe

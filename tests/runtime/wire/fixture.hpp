@@ -117,10 +117,10 @@ inline std::string describe(const ucx_wire& wire) {
   std::snprintf(
       text, sizeof text,
       "sent %zu received %zu in flight %zu malformed %zu stale %zu unaddressed %zu overflowed %zu cut off %zu "
-      "gaps %zu held %zu refused greetings %zu up %zu",
+      "gaps %zu held %zu assemblies %zu refused greetings %zu up %zu",
       size_t{s.messages_sent}, size_t{s.messages_received}, size_t{s.bytes_in_flight}, size_t{c.malformed},
       size_t{c.stale}, size_t{c.unaddressed}, size_t{c.overflowed}, size_t{c.cut_off}, size_t{c.sequence_gaps},
-      size_t{c.held}, size_t{c.refused_greetings}, size_t{c.peers_up});
+      size_t{c.held}, size_t{c.assemblies}, size_t{c.refused_greetings}, size_t{c.peers_up});
   return text;
 }
 
@@ -133,6 +133,31 @@ inline result<void> send_patiently(wire& from, endpoint to, const micro_batch& m
     std::this_thread::yield();
   }
 }
+
+struct pair_of_wires {
+  buffer_pool pool{uint64_t{64} << 20U};  // outlives the wires
+  event_log events_one;
+  event_log events_two;
+  std::unique_ptr<ucx_wire> one;
+  std::unique_ptr<ucx_wire> two;
+
+  explicit pair_of_wires(const std::function<void(ucx_wire_options&)>& adjust = {}) {
+    auto options_one = options_of(1, 11, &events_one);
+    auto options_two = options_of(2, 22, &events_two);
+    if (adjust) {
+      adjust(options_one);
+      adjust(options_two);
+    }
+    one = wire_of(options_one);
+    two = wire_of(options_two);
+  }
+  void connect() {
+    REQUIRE(one->connect(2, 22, two->listen_address()));
+    REQUIRE(eventually([&] { return events_one.count(2, 22, true) == 1 && events_two.count(1, 11, true) == 1; }));
+  }
+  static constexpr endpoint at_one{1, 5, 11};
+  static constexpr endpoint at_two{2, 5, 22};
+};
 
 // A node in a process of its own (see peer/wire_peer.cpp).
 class peer_process {
