@@ -50,6 +50,8 @@ void ucx_wire::engine::connect(uint16_t node, uint32_t incarnation, const socket
 
 void ucx_wire::engine::disconnect(uint16_t node) { post({command::verb::disconnect, node, 0, {}}); }
 
+void ucx_wire::engine::cut(uint16_t node) { post({command::verb::cut, node, 0, {}}); }
+
 void ucx_wire::engine::refuse(uint16_t node, uint32_t incarnation) {
   post({command::verb::refuse, node, incarnation, {}});
 }
@@ -160,7 +162,7 @@ bool ucx_wire::engine::step(uint64_t now_ns) {
 }
 
 void ucx_wire::engine::sleep() {
-  int longest_ms = links_->sleep_max_ms();
+  int longest_ms = links_->sleep_max_ms(wire_time_ns());
   if (receiver_->has_held()) longest_ms = 1;  // nothing tells of memory given back
   if (sender_->has_quarantined()) longest_ms = std::min(longest_ms, 50);
   worker_->announce_sleep();
@@ -183,6 +185,7 @@ bool ucx_wire::engine::obey_commands() {
     switch (one.what) {
       case command::verb::connect: links_->connect(one.node, one.incarnation, one.address); break;
       case command::verb::disconnect: links_->disconnect(one.node, "this node disconnected it"); break;
+      case command::verb::cut: links_->cut(one.node); break;
       case command::verb::refuse: links_->refuse(one.node, one.incarnation); break;
     }
   }

@@ -41,13 +41,14 @@ class ucx_wire::engine {
   const std::string& listen_address() const { return listen_address_; }
   void connect(uint16_t node, uint32_t incarnation, const socket_address& address);
   void disconnect(uint16_t node);
+  void cut(uint16_t node);
   void refuse(uint16_t node, uint32_t incarnation);
   result<void> send(endpoint to, micro_batch&& message);
   result<void> deliver_here(endpoint to, micro_batch&& message);
 
  private:
   struct command {
-    enum class verb : uint8_t { connect, disconnect, refuse } what{};
+    enum class verb : uint8_t { connect, disconnect, cut, refuse } what{};
     uint16_t node = 0;
     uint32_t incarnation = 0;
     socket_address address;

@@ -54,9 +54,15 @@ ucx_peer* ucx_receiver::accept(const void* header, size_t header_size, size_t si
   }
   if (options_.silence_max_ms != 0) peer->heard_ns = wire_time_ns();
   if (fragment) return peer;
-  auto& expected = peer->expected_sequence[message_class(out.kind)];
-  if (out.sequence != expected) counters_.sequence_gaps.add();
-  expected = out.sequence + 1;
+  bool in_order = false;
+  if (out.kind == message_kind::bulk) {
+    (void)open_bulk(*peer, out.sequence, in_order);
+  } else {
+    auto& expected = peer->expected_sequence[message_class(out.kind)];
+    in_order = out.sequence == expected;
+    expected = out.sequence + 1;
+  }
+  if (!in_order) counters_.sequence_gaps.add();
   return peer;
 }
 

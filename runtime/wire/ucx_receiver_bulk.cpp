@@ -23,13 +23,12 @@ ucs_status_t ucx_receiver::accept_fragment(const micro_batch_header& header, ucx
   bulk_assembly* whole = assemblies_.find(peer, header.sequence);
   const char* wrong = wrong_fragment(header, size, whole == nullptr ? peer.bulk_chunk_bytes : whole->chunk_bytes);
   if (wrong == nullptr && whole == nullptr) {
-    auto& expected = peer.expected_sequence[bulk_class];
-    if (header.sequence < expected) {  // the rest of a message that was given up
+    bool in_order = false;
+    if (!open_bulk(peer, header.sequence, in_order)) {  // the rest of a message that was given up
       counters_.stale.add();
       return refused(attributes);
     }
-    if (header.sequence != expected) counters_.sequence_gaps.add();
-    expected = header.sequence + 1;
+    if (!in_order) counters_.sequence_gaps.add();
     whole = &assemblies_.open(header, peer);
     counters_.assemblies.add();
     // Behind others that wait, so that memory goes to the oldest.

@@ -24,8 +24,9 @@ struct send_request {
   micro_batch message;
   ucx_peer* peer = nullptr;
   ucx_sender* sender = nullptr;
-  uint64_t charged = 0;  // credit to give back
-  uint64_t session = 0;  // under which it was started
+  ucx_link* link = nullptr;  // UCX has it there; of bulk, see `send_fragment`
+  uint64_t charged = 0;      // credit to give back
+  uint64_t session = 0;      // under which it was started
   uint64_t quarantined_until_ns = 0;
   send_request* next = nullptr;
 
@@ -41,6 +42,7 @@ struct send_request {
 struct send_fragment {
   micro_batch message;  // the header alone: `of` holds the payload
   send_request* of = nullptr;
+  ucx_link* link = nullptr;
   uint64_t bytes = 0;
   send_fragment* next = nullptr;
 };

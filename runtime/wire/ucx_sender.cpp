@@ -27,9 +27,14 @@ void ucx_sender::route(send_request* request) {
       start(request);
     }
   } else {
-    (peer.waiting_last == nullptr ? peer.waiting_first : peer.waiting_last->next) = request;
-    peer.waiting_last = request;
+    wait(request);
   }
+}
+
+void ucx_sender::wait(send_request* request) {
+  ucx_peer& peer = *request->peer;
+  (peer.waiting_last == nullptr ? peer.waiting_first : peer.waiting_last->next) = request;
+  peer.waiting_last = request;
 }
 
 void ucx_sender::start_waiting(ucx_peer& peer) {
@@ -71,6 +76,8 @@ void ucx_sender::start(send_request* request) {
   const ucs_status_t status = ucx_status(returned);
   if (status == UCS_INPROGRESS) {
     ++unfinished_;
+    request->link = peer.sends_on;
+    ++request->link->sends;
   } else {
     finish(request, status);
   }
@@ -80,6 +87,7 @@ void ucx_sender::on_sent(void* ucx_request, ucs_status_t status, void* argument)
   auto* const request = static_cast<send_request*>(argument);
   ucp_request_free(ucx_request);
   --request->sender->unfinished_;
+  --request->link->sends;
   request->sender->finish(request, status);
 }
 

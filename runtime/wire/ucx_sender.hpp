@@ -45,6 +45,9 @@ class ucx_sender {
   bool start_bulk();
   bool has_bulk() const { return !bulk_peers_.empty(); }
 
+  // The peer's connection broke and will be made anew: what UCX has not begun with waits for that.
+  void keep_waiting(ucx_peer& peer);
+
   // Ends quarantines that are over; all of them with `everything`.
   void end_quarantine(uint64_t now_ns, bool everything);
   bool has_quarantined() const { return quarantine_first_ != nullptr; }
@@ -55,6 +58,7 @@ class ucx_sender {
   static void on_sent(void* ucx_request, ucs_status_t status, void* argument);
 
   void route(send_request* request);
+  static void wait(send_request* request);
   void start(send_request* request);
   void finish(send_request* request, ucs_status_t status);
   void drop(send_request* request, progress_counter& reason);
@@ -69,6 +73,7 @@ class ucx_sender {
   void start_fragment(send_request* request, uint64_t bytes);
   void finish_fragment(send_fragment* fragment, ucs_status_t status);
   void drop_bulk(ucx_peer& peer);
+  void drop_first_bulk(ucx_peer& peer);
   send_fragment* take_fragment();
 
   const ucx_wire_options& options_;

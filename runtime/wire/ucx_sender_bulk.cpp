@@ -99,6 +99,8 @@ void ucx_sender::start_fragment(send_request* request, uint64_t bytes) {
   const ucs_status_t status = ucx_status(returned);
   if (status == UCS_INPROGRESS) {
     ++unfinished_;
+    fragment->link = peer.sends_on;
+    ++fragment->link->sends;
   } else {
     finish_fragment(fragment, status);
   }
@@ -109,6 +111,7 @@ void ucx_sender::on_fragment_sent(void* ucx_request, ucs_status_t status, void* 
   ucp_request_free(ucx_request);
   ucx_sender& self = *fragment->of->sender;
   --self.unfinished_;
+  --fragment->link->sends;
   self.finish_fragment(fragment, status);
 }
 
@@ -127,15 +130,28 @@ void ucx_sender::finish_fragment(send_fragment* fragment, ucs_status_t status) {
   if (request->fragments == 0 && !request->queued) finish(request, request->outcome);
 }
 
-void ucx_sender::drop_bulk(ucx_peer& peer) {
+void ucx_sender::keep_waiting(ucx_peer& peer) {
+  // The first may have begun, and what of it has arrived is lost with the session.
+  if (peer.bulk_first != nullptr && peer.bulk_first->begun) drop_first_bulk(peer);
   while (peer.bulk_first != nullptr) {
     send_request* const request = peer.bulk_first;
     unqueue_bulk(peer);
-    if (request->fragments == 0) {
-      drop(request, counters_.cut_off);
-    } else if (request->outcome == UCS_OK) {
-      request->outcome = UCS_ERR_CANCELED;
-    }
+    request->next = nullptr;
+    wait(request);
+  }
+}
+
+void ucx_sender::drop_bulk(ucx_peer& peer) {
+  while (peer.bulk_first != nullptr) drop_first_bulk(peer);
+}
+
+void ucx_sender::drop_first_bulk(ucx_peer& peer) {
+  send_request* const request = peer.bulk_first;
+  unqueue_bulk(peer);
+  if (request->fragments == 0) {
+    drop(request, counters_.cut_off);
+  } else if (request->outcome == UCS_OK) {
+    request->outcome = UCS_ERR_CANCELED;
   }
 }
 

@@ -33,6 +33,8 @@ void ucx_wire::disconnect(uint16_t node) { engine_->disconnect(node); }
 
 void ucx_wire::refuse(uint16_t node, uint32_t incarnation) { engine_->refuse(node, incarnation); }
 
+void ucx_wire::cut(uint16_t node) { engine_->cut(node); }
+
 void ucx_wire::attach(uint16_t slot, receiver to) { engine_->slots().attach(slot, std::move(to)); }
 
 void ucx_wire::detach(uint16_t slot) { engine_->slots().detach(slot); }
@@ -84,6 +86,8 @@ ucx_wire_counters ucx_wire::counters() const {
   out.refused_greetings = from.refused_greetings.get();
   out.bulk_fragments = from.bulk_fragments.get();
   out.peers_up = from.peers_up.get();
+  out.links = from.links.get();
+  out.reconnections = from.reconnections.get();
   out.sleeps = from.sleeps.get();
   return out;
 }

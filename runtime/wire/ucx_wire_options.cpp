@@ -24,6 +24,8 @@ result<void> validate(const ucx_wire_options& options) {
     return wrong("bulk_chunks_in_flight must be 1 to 1024");
   if (options.connections_max == 0) return wrong("connections_max is 0");
   if (options.handshake_timeout_ms == 0) return wrong("handshake_timeout_ms is 0: no connection could be made");
+  if (options.reconnect_min_ms == 0 || options.reconnect_max_ms < options.reconnect_min_ms)
+    return wrong("reconnect_min_ms must be at least 1, and reconnect_max_ms no less than it");
   if (options.close_timeout_ms == 0) return wrong("close_timeout_ms is 0: UCX could not end its requests");
   if (options.silence_max_ms != 0 && options.silence_max_ms < 40)
     return wrong("silence_max_ms is below 40, shorter than a busy machine's pauses");

@@ -58,9 +58,13 @@ struct ucx_wire_options {
 
   uint32_t connections_max = 4096;
   uint32_t handshake_timeout_ms = 10'000;  // a connection not greeted by then is given up
-  uint32_t silence_max_ms = 0;             // a peer not heard from for so long is dropped; 0: never; 4 pings within
-  uint32_t drain_timeout_ms = 200;         // how long closing waits for messages under way
-  uint32_t close_timeout_ms = 5'000;       // and then for UCX to end what it still holds
+  // A broken connection is made anew after the first, then, failing that, after twice as long each time, up
+  // to the second. Shorter recovers sooner and knocks more often at a node that is gone.
+  uint32_t reconnect_min_ms = 20;
+  uint32_t reconnect_max_ms = 1000;
+  uint32_t silence_max_ms = 0;        // a peer not heard from for so long is dropped; 0: never; 4 pings within
+  uint32_t drain_timeout_ms = 200;    // how long closing waits for messages under way
+  uint32_t close_timeout_ms = 5'000;  // and then for UCX to end what it still holds
   // A payload whose transfer was cut off from this side may still be read by the (hung) peer. It is
   // kept from reuse for so long.
   uint32_t quarantine_ms = 5'000;
@@ -87,6 +91,8 @@ struct ucx_wire_counters {
   uint64_t refused_greetings = 0;
   uint64_t bulk_fragments = 0;  // handed to UCX; an undivided bulk message counts as one
   uint64_t peers_up = 0;        // now
+  uint64_t links = 0;           // connections now; two for a peer only until one of them is given up
+  uint64_t reconnections = 0;   // attempts to connect anew to a peer
   uint64_t sleeps = 0;          // times the progress thread went to sleep
 };
 

@@ -56,8 +56,9 @@ struct liar {
     if (sealed) seal(message);
     say_bytes(&message, sizeof message);
   }
-  void say_bytes(const void* bytes, size_t size) {
-    ucx.send(message_id_greeting, bytes, size, nullptr, 0, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY);
+  void say_bytes(const void* bytes, size_t size) { say_to(ucx, bytes, size); }
+  static void say_to(raw_ucx& peer, const void* bytes, size_t size) {
+    peer.send(message_id_greeting, bytes, size, nullptr, 0, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY);
   }
   void introduce() {
     say(hello());
@@ -168,6 +169,12 @@ TEST_CASE("data of another node, incarnation or session is dropped as stale") {
   peer.send(header, std::vector<char>(100'000));
   CHECK(peer.until([&] { return peer.node->counters().stale == 5; }));
   CHECK(peer.delivered == 0);
+}
+
+micro_batch patterned_nothing() {
+  micro_batch message;
+  message.header.kind = message_kind::bulk;
+  return message;
 }
 
 // A message of two and a half fragments, and its parts.
@@ -331,13 +338,105 @@ TEST_CASE("greetings out of turn are ignored") {
 }
 
 TEST_CASE("a greeting of another version is told so") {
+  const captured_log log;
   liar peer;
   auto message = liar::hello();
   message.version = 9;
-  peer.say(message);
+  peer.say(message, false);  // its checksum may be elsewhere
   REQUIRE(peer.until([&] { return peer.heard.phase == greeting_phase::refuse; }));
   CHECK(peer.heard.reason == refusal::wrong_version);
   CHECK(peer.node->counters().refused_greetings == 1);
+  CHECK(peer.until([&] { return peer.ucx.failed() && peer.node->counters().links == 0; }));
+  CHECK_MESSAGE(log.has("node 2 at 127.0.0.1:"), log.text());
+  CHECK_MESSAGE(log.has("speaks wire version 9, this one 2; run the same build on all nodes"), log.text());
+}
+
+greeting reversed(greeting of) {
+  of.magic = __builtin_bswap32(of.magic);
+  of.version = __builtin_bswap16(of.version);
+  of.node = __builtin_bswap16(of.node);
+  return of;
+}
+
+TEST_CASE("a greeting of the other byte order is told so") {
+  const captured_log log;
+  liar peer;
+  peer.say(reversed(liar::hello()), false);
+  REQUIRE(peer.until([&] { return peer.heard.phase == greeting_phase::refuse; }));
+  CHECK(peer.heard.reason == refusal::wrong_byte_order);
+  CHECK(peer.until([&] { return peer.ucx.failed() && peer.node->counters().links == 0; }));
+  CHECK_MESSAGE(log.has("node 2 at 127.0.0.1:"), log.text());
+  CHECK_MESSAGE(log.has("has the other byte order"), log.text());
+}
+
+TEST_CASE("a node that finds another version or byte order where it connects says so and tries no more") {
+  for (const bool other_order : {false, true}) {
+    CAPTURE(other_order);
+    const captured_log log;
+    raw_ucx stranger("posix,cma,tcp");
+    bool asked = false;
+    stranger.on_message(
+        message_id_greeting,
+        [](void* heard, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*) {
+          *static_cast<bool*>(heard) = true;
+          return UCS_OK;
+        },
+        &asked);
+    const std::string address = stranger.listen();
+    event_log events;
+    const auto node = wire_of(options_of(1, 11, &events));
+    REQUIRE(node->connect(2, 22, address));
+    REQUIRE(eventually([&] {
+      stranger.progress();
+      return asked;
+    }));
+    greeting refusal_message;
+    refusal_message.phase = greeting_phase::refuse;
+    refusal_message.reason = refusal::wrong_version;
+    refusal_message.node = 2;
+    if (other_order) {
+      refusal_message = reversed(refusal_message);
+    } else {
+      refusal_message.version = 9;
+    }
+    liar::say_to(stranger, &refusal_message, sizeof refusal_message);
+    CHECK(eventually([&] {
+      stranger.progress();
+      return events.count(2, 22, false) == 1 && node->counters().links == 0;
+    }));
+    const char* what = other_order ? "has the other byte order" : "speaks wire version 9, this one 2; run the same";
+    CHECK_MESSAGE(events.has_reason(what), events.last_reason());
+    CHECK_MESSAGE(log.has("node 2 at " + address + " " + what), log.text());
+    CHECK(node->send({2, 5, 22}, patterned_nothing()).failure().code == errc::unavailable);
+    CHECK(node->counters().reconnections == 0);
+  }
+}
+
+TEST_CASE("a node that this one disconnected connects again on purpose only") {
+  liar peer;
+  peer.introduce();
+  peer.node->disconnect(2);
+  REQUIRE(peer.until([&] { return peer.ucx.failed(); }));
+  const auto knock = [&](uint16_t flags) {
+    raw_ucx ucx("posix,cma,tcp");
+    peer.heard = {};
+    ucx.on_message(message_id_greeting, &liar::on_greeting, &peer);
+    ucx.connect(peer.node->listen_address());
+    auto message = liar::hello();
+    message.flags = flags;
+    message.session = liar_session + 1;
+    seal(message);
+    liar::say_to(ucx, &message, sizeof message);
+    REQUIRE(eventually([&] {
+      ucx.progress();
+      return peer.heard.phase != greeting_phase{};
+    }));
+    return peer.heard;
+  };
+  const auto refused = knock(greeting::flag_automatic);
+  CHECK(refused.phase == greeting_phase::refuse);
+  CHECK(refused.reason == refusal::parted);
+  CHECK(knock(0).phase == greeting_phase::welcome);
 }
 
 TEST_CASE("a greeting survives its encoding, and every damaged byte is noticed") {

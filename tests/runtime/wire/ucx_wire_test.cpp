@@ -80,7 +80,11 @@ TEST_CASE("both nodes may connect at the same moment and each message arrives on
                   describe(*pair.two));
     CHECK(pair.events_one.count(2, 22, true) == 1);
     CHECK(pair.events_two.count(1, 11, true) == 1);
+    CHECK_MESSAGE(eventually([&] { return pair.one->counters().links == 1 && pair.two->counters().links == 1; }),
+                  describe(*pair.one), " / ", describe(*pair.two));
     CHECK(pair.events_one.count(2, 22, false) == 0);
+    CHECK(pair.events_two.count(1, 11, false) == 0);
+    CHECK(pair.one->statistics().messages_dropped == 0);
   }
 }
 
