@@ -32,7 +32,7 @@ bulk_assembly* bulk_assemblies::find(const ucx_peer& peer, uint64_t sequence) co
   return nullptr;
 }
 
-bulk_assembly& bulk_assemblies::open(const micro_batch_header& header, const ucx_peer& peer) {
+bulk_assembly& bulk_assemblies::open(const micro_batch_header& header, ucx_peer& peer) {
   auto& made = *open_.emplace_back(std::make_unique<bulk_assembly>());
   made.message.header = common_part(header);
   made.peer = &peer;

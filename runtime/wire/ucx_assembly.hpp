@@ -14,17 +14,18 @@
 
 namespace troupe {
 
-// A fragment that waits until its message has memory; the receiver's own type derives from it.
+// A fragment that waits until its message has memory, and then for its turn; the receiver's own type
+// derives from it.
 struct waiting_fragment {
-  waiting_fragment* next_of_message = nullptr;
+  waiting_fragment* next_fragment = nullptr;
 };
 
 struct bulk_assembly {
   micro_batch message;  // `detail` is 0; the payload is empty until there is memory for all of it
-  const ucx_peer* peer = nullptr;
+  ucx_peer* peer = nullptr;
   uint64_t chunk_bytes = 0;  // of its fragments, the last one excepted
   uint64_t bytes_missing = 0;
-  uint32_t transfers = 0;       // fragments on their way into the payload
+  uint32_t transfers = 0;       // fragments on their way into the payload, or that wait for their turn
   bool given_up = false;        // gone as soon as no transfer is left
   std::vector<bool> announced;  // by fragment: it has come, though perhaps not its bytes
   waiting_fragment* waiting_first = nullptr;
@@ -41,7 +42,7 @@ class bulk_assemblies {
   bulk_assembly* find(const ucx_peer& peer, uint64_t sequence) const;
 
   // Requires: `find` knows none; the header is that of a right fragment of the peer's chunk size.
-  bulk_assembly& open(const micro_batch_header& header, const ucx_peer& peer);
+  bulk_assembly& open(const micro_batch_header& header, ucx_peer& peer);
 
   // Whether that fragment agrees with the others of its message and has not come before; notes it.
   // Requires: it is a right fragment of the message's chunk size.

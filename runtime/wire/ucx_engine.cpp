@@ -146,7 +146,8 @@ void ucx_wire::engine::loop() {
 }
 
 bool ucx_wire::engine::step(uint64_t now_ns) {
-  bool any = worker_->progress();
+  const bool progressed = worker_->progress();
+  bool any = progressed;
   send_request* const submitted = sender_->take_submitted();
   if (has_commands_.load(std::memory_order_acquire)) any = obey_commands() || any;
   if (submitted != nullptr) {
@@ -157,13 +158,30 @@ bool ucx_wire::engine::step(uint64_t now_ns) {
   if (sender_->has_bulk()) any = sender_->start_bulk() || any;
   if (receiver_->has_held()) any = receiver_->retry_held() || any;
   if (sender_->has_quarantined()) sender_->end_quarantine(now_ns, false);
+  if (receiver_->has_ready()) any = fetch_bulk(progressed) || any;
   receiver_->refresh_slots();
   return any;
 }
 
+// The next fragment of bulk, when dispatch and combine leave it a gap or have done so for too long.
+bool ucx_wire::engine::fetch_bulk(bool progressed) {
+  const uint64_t now_ns = wire_time_ns();
+  const uint64_t urgent = receiver_->urgent_received() + sender_->urgent_started();
+  if (urgent != urgent_seen_) {
+    urgent_seen_ = urgent;
+    urgent_ns_ = now_ns;
+  }
+  const bool gap = !progressed && now_ns - urgent_ns_ >= options_.bulk_gap_us * 1000;
+  if (!gap && now_ns - fetched_ns_ < options_.bulk_wait_max_us * 1000) return false;
+  if (!receiver_->fetch_next()) return false;
+  fetched_ns_ = wire_time_ns();
+  return true;
+}
+
 void ucx_wire::engine::sleep() {
   int longest_ms = links_->sleep_max_ms(wire_time_ns());
-  if (receiver_->has_held()) longest_ms = 1;  // nothing tells of memory given back
+  if (receiver_->has_held()) longest_ms = 1;   // nothing tells of memory given back
+  if (receiver_->has_ready()) longest_ms = 1;  // nor of a gap
   if (sender_->has_quarantined()) longest_ms = std::min(longest_ms, 50);
   worker_->announce_sleep();
   if (sender_->has_submitted() || has_commands_.load() || stop_.load()) {

@@ -61,6 +61,7 @@ class ucx_wire::engine {
   result<void> open();
   void loop();
   bool step(uint64_t now_ns);
+  bool fetch_bulk(bool progressed);
   void sleep();
   bool obey_commands();
   void close();
@@ -81,6 +82,9 @@ class ucx_wire::engine {
   std::unique_ptr<ucx_worker> worker_;
   std::unique_ptr<ucx_receiver> receiver_;
   std::unique_ptr<ucx_links> links_;
+  uint64_t urgent_seen_ = 0;  // dispatches and combines, both ways
+  uint64_t urgent_ns_ = 0;    // when bulk that was waiting saw the last of them
+  uint64_t fetched_ns_ = 0;   // when a fragment of bulk was last fetched
 
   std::mutex commands_mutex_;
   std::vector<command> commands_;

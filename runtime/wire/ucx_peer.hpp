@@ -17,6 +17,7 @@
 namespace troupe {
 
 struct send_request;
+struct waiting_fragment;
 struct ucx_link;
 
 // How much of one class may be, or is, in flight to one peer.
@@ -79,9 +80,13 @@ struct ucx_peer {
   send_request* waiting_last = nullptr;
   send_request* bulk_first = nullptr;  // bulk that UCX has not taken all of; only the first may have begun
   send_request* bulk_last = nullptr;
-  bool bulk_listed = false;        // the sender visits it
-  uint64_t bulk_bytes_in_ucx = 0;  // of earlier sessions too
-  uint64_t bulk_chunk_bytes = 0;   // of what it sends, as it said
+  bool bulk_listed = false;                 // the sender visits it
+  uint64_t bulk_bytes_in_ucx = 0;           // of earlier sessions too
+  uint64_t bulk_chunk_bytes = 0;            // of what it sends, as it said
+  waiting_fragment* ready_first = nullptr;  // fragments of its bulk that have memory and are to be fetched
+  waiting_fragment* ready_last = nullptr;
+  bool ready_listed = false;  // the receiver visits it
+  uint32_t fetching = 0;      // fragments on their way
   // Connecting anew.
   bool wanted = false;        // `connect` asked for it, and nothing has ended that since
   bool outcome_owed = false;  // `on_peer` has not yet told what came of `connect`

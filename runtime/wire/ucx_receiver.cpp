@@ -58,6 +58,7 @@ ucx_peer* ucx_receiver::accept(const void* header, size_t header_size, size_t si
   if (out.kind == message_kind::bulk) {
     (void)open_bulk(*peer, out.sequence, in_order);
   } else {
+    ++urgent_received_;
     auto& expected = peer->expected_sequence[message_class(out.kind)];
     in_order = out.sequence == expected;
     expected = out.sequence + 1;
@@ -89,8 +90,7 @@ ucs_status_t ucx_receiver::accepted(micro_batch&& message, ucx_peer& peer, void*
   return UCS_OK;
 }
 
-ucs_status_t ucx_receiver::hold(const micro_batch_header& header, const ucx_peer& peer, void* data,
-                                uint64_t attributes) {
+ucs_status_t ucx_receiver::hold(const micro_batch_header& header, ucx_peer& peer, void* data, uint64_t attributes) {
   const bool rendezvous = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
   auto& queue = held_[message_class(header.kind)];
   const bool keepable = rendezvous || (attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
@@ -160,11 +160,12 @@ bool ucx_receiver::retry_held() {
   return any;
 }
 
-void ucx_receiver::drop_held(const ucx_peer& peer) {
+void ucx_receiver::drop_held(ucx_peer& peer) {
   while (bulk_assembly* const whole = assemblies_.any_of(peer)) {
     counters_.cut_off.add();
     give_up(*whole);
   }
+  while (peer.ready_first != nullptr) discard(take_ready(peer));
   for (auto& queue : held_) {
     for (arrival* one = queue.first; one != nullptr;) {
       arrival* const next = one->next;
@@ -207,6 +208,7 @@ void ucx_receiver::on_received(void* ucx_request, ucs_status_t status, size_t, v
 
 void ucx_receiver::finish_fetch(arrival* fetched, ucs_status_t status) {
   if (fetched->part_of != nullptr) {
+    --fetched->peer->fetching;
     finish_fragment(*fetched->part_of, fetched->bytes, status);
   } else if (status == UCS_OK) {
     deliver(std::move(fetched->message), *fetched->peer, fetched->session);
@@ -259,7 +261,7 @@ void ucx_receiver::give_back(arrival* done) {
   done->message = {};
   done->rendezvous = false;
   done->part_of = nullptr;
-  done->next_of_message = nullptr;
+  done->next_fragment = nullptr;
   done->next = free_;
   free_ = done;
 }

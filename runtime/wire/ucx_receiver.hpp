@@ -3,7 +3,8 @@
 // Checks every arriving header, brings its payload into the memory of its class and delivers it. When
 // that memory is used up the message waits, in a bounded queue of its class: a large one stays with its
 // sender meanwhile, which is the back-pressure. Bulk that comes in fragments is fetched piece by piece into
-// one buffer of the full size (`ucx_receiver_bulk.cpp`). Progress thread only.
+// one buffer of the full size (`ucx_receiver_bulk.cpp`), one fragment in each round of progress, so that a
+// dispatch waits for no more than that. Progress thread only.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -39,8 +40,13 @@ class ucx_receiver {
   bool retry_held();
   bool has_held() const { return held_count_ != 0; }
 
+  // Begins to fetch the next fragment of bulk. True when it did.
+  bool fetch_next();
+  bool has_ready() const { return !ready_peers_.empty(); }
+  uint64_t urgent_received() const { return urgent_received_; }  // dispatches and combines
+
   // The peer's session is over: what waits for memory, or for more fragments, is let go.
-  void drop_held(const ucx_peer& peer);
+  void drop_held(ucx_peer& peer);
 
   uint64_t unfinished() const { return unfinished_; }  // transfers that UCX has under way
 
@@ -50,7 +56,7 @@ class ucx_receiver {
   struct arrival : waiting_fragment {
     micro_batch message;  // of a fragment: the header alone
     ucx_receiver* receiver = nullptr;
-    const ucx_peer* peer = nullptr;
+    ucx_peer* peer = nullptr;
     uint64_t session = 0;
     void* data = nullptr;  // UCX's: the bytes, or with `rendezvous` a descriptor
     bool rendezvous = false;
@@ -67,12 +73,14 @@ class ucx_receiver {
   // Bulk in fragments.
   ucs_status_t accept_fragment(const micro_batch_header& header, ucx_peer& peer, void* data, size_t size,
                                uint64_t attributes);
-  bulk_assembly* assembly_of(const micro_batch_header& header, ucx_peer& peer);
   ucs_status_t hold_fragment(bulk_assembly& whole, const micro_batch_header& header, void* data, size_t size,
                              uint64_t attributes);
   arrival* make_arrival(bulk_assembly& whole, const micro_batch_header& header, void* data, size_t size,
                         bool rendezvous);
   void start_waiting(bulk_assembly& whole);
+  void make_ready(arrival* fragment);
+  arrival* take_ready(ucx_peer& peer);
+  void discard(arrival* fragment);
   void finish_fragment(bulk_assembly& whole, uint64_t bytes, ucs_status_t status);
   void give_up(bulk_assembly& whole);
   void close(bulk_assembly& whole);
@@ -84,7 +92,7 @@ class ucx_receiver {
   void enqueue(arrival_queue& queue, arrival* held);
   void dequeue(arrival_queue& queue, arrival* held);
   void count_held(arrival_queue& queue, int change);
-  ucs_status_t hold(const micro_batch_header& header, const ucx_peer& peer, void* data, uint64_t attributes);
+  ucs_status_t hold(const micro_batch_header& header, ucx_peer& peer, void* data, uint64_t attributes);
   void fetch(arrival* from);
   void finish_fetch(arrival* fetched, ucs_status_t status);
   void deliver(micro_batch&& message, const ucx_peer& peer, uint64_t session);
@@ -102,6 +110,9 @@ class ucx_receiver {
   std::array<arrival_queue, message_class_count> held_;
   uint64_t held_count_ = 0;
   bulk_assemblies assemblies_;
+  std::vector<ucx_peer*> ready_peers_;  // those with fragments to fetch
+  size_t next_ready_ = 0;               // whose turn it is
+  uint64_t urgent_received_ = 0;
   uint64_t unfinished_ = 0;
   arrival* free_ = nullptr;
   std::vector<std::unique_ptr<arrival[]>> chunks_;

@@ -42,12 +42,63 @@ ucs_status_t ucx_receiver::accept_fragment(const micro_batch_header& header, ucx
   if (!whole->message.payload) return hold_fragment(*whole, header, data, size, attributes);
   ++whole->transfers;
   if ((attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
-    fetch(make_arrival(*whole, header, data, size, true));
-  } else {
-    std::memcpy(whole->message.payload->data + header.detail, data, size);
-    finish_fragment(*whole, size, UCS_OK);
+    make_ready(make_arrival(*whole, header, data, size, true));
+    return UCS_INPROGRESS;
   }
+  std::memcpy(whole->message.payload->data + header.detail, data, size);
+  finish_fragment(*whole, size, UCS_OK);
   return UCS_OK;
+}
+
+void ucx_receiver::make_ready(arrival* fragment) {
+  ucx_peer& peer = *fragment->peer;
+  (peer.ready_last == nullptr ? peer.ready_first : peer.ready_last->next_fragment) = fragment;
+  peer.ready_last = fragment;
+  if (peer.ready_listed) return;
+  peer.ready_listed = true;
+  ready_peers_.push_back(&peer);
+}
+
+ucx_receiver::arrival* ucx_receiver::take_ready(ucx_peer& peer) {
+  auto* const taken = static_cast<arrival*>(peer.ready_first);
+  peer.ready_first = taken->next_fragment;
+  if (peer.ready_first == nullptr) peer.ready_last = nullptr;
+  taken->next_fragment = nullptr;
+  return taken;
+}
+
+// Of a message that is given up.
+void ucx_receiver::discard(arrival* fragment) {
+  bulk_assembly& whole = *fragment->part_of;
+  const uint64_t bytes = fragment->bytes;
+  ucp_am_data_release(worker_, fragment->data);
+  give_back(fragment);
+  finish_fragment(whole, bytes, UCS_ERR_CANCELED);
+}
+
+// Over shared memory UCX copies the fragment before it returns, over a network it fetches it by and by. So
+// there is one in each round, peers taking turns, and of each peer all but one of those it may announce.
+bool ucx_receiver::fetch_next() {
+  const uint32_t fetching_max = std::max(1U, options_.bulk_chunks_in_flight - 1);
+  for (size_t visited = 0; visited < ready_peers_.size();) {
+    if (next_ready_ >= ready_peers_.size()) next_ready_ = 0;
+    ucx_peer& peer = *ready_peers_[next_ready_];
+    while (peer.ready_first != nullptr && static_cast<arrival*>(peer.ready_first)->part_of->given_up)
+      discard(take_ready(peer));
+    if (peer.ready_first == nullptr) {
+      peer.ready_listed = false;
+      ready_peers_[next_ready_] = ready_peers_.back();
+      ready_peers_.pop_back();
+      continue;
+    }
+    ++visited;
+    ++next_ready_;
+    if (peer.fetching >= fetching_max) continue;
+    ++peer.fetching;
+    fetch(take_ready(peer));
+    return true;
+  }
+  return false;
 }
 
 ucx_receiver::arrival* ucx_receiver::make_arrival(bulk_assembly& whole, const micro_batch_header& header, void* data,
@@ -78,7 +129,7 @@ ucs_status_t ucx_receiver::hold_fragment(bulk_assembly& whole, const micro_batch
     whole.waiting_first = held;
     enqueue(queue, held);
   } else {
-    whole.waiting_last->next_of_message = held;
+    whole.waiting_last->next_fragment = held;
     count_held(queue, 1);
   }
   whole.waiting_last = held;
@@ -92,15 +143,15 @@ void ucx_receiver::start_waiting(bulk_assembly& whole) {
   whole.waiting_first = whole.waiting_last = nullptr;
   dequeue(queue, one);
   // All counted first, so that the message stays until the last of them is done with.
-  for (const waiting_fragment* counted = one; counted != nullptr; counted = counted->next_of_message) {
+  for (const waiting_fragment* counted = one; counted != nullptr; counted = counted->next_fragment) {
     ++whole.transfers;
     if (counted != one) count_held(queue, -1);
   }
   while (one != nullptr) {
-    auto* const next = static_cast<arrival*>(one->next_of_message);
-    one->next_of_message = nullptr;
-    if (one->rendezvous && !whole.given_up) {
-      fetch(one);
+    auto* const next = static_cast<arrival*>(one->next_fragment);
+    one->next_fragment = nullptr;
+    if (one->rendezvous) {
+      make_ready(one);
     } else {
       const uint64_t bytes = one->bytes;
       if (!whole.given_up) std::memcpy(whole.message.payload->data + one->message.header.detail, one->data, bytes);
@@ -140,7 +191,7 @@ void ucx_receiver::give_up(bulk_assembly& whole) {
   whole.waiting_first = whole.waiting_last = nullptr;
   if (one != nullptr) dequeue(queue, one);
   for (const arrival* const first = one; one != nullptr;) {
-    auto* const next = static_cast<arrival*>(one->next_of_message);
+    auto* const next = static_cast<arrival*>(one->next_fragment);
     if (one != first) count_held(queue, -1);
     ucp_am_data_release(worker_, one->data);
     give_back(one);

@@ -55,7 +55,7 @@ void ucx_sender::drop_waiting(ucx_peer& peer) {
 }
 
 void ucx_sender::start(send_request* request) {
-  urgent_started_ = true;
+  ++urgent_started_;
   ucx_peer& peer = *request->peer;
   auto& header = request->message.header;
   header.session = request->session = peer.session;

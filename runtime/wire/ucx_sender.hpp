@@ -43,6 +43,7 @@ class ucx_sender {
   // Hands queued bulk to UCX as far as its limits allow, unless a dispatch or combine went since the last
   // call. True when there may be more to do at once.
   bool start_bulk();
+  uint64_t urgent_started() const { return urgent_started_; }  // dispatches and combines handed to UCX
   bool has_bulk() const { return !bulk_peers_.empty(); }
 
   // The peer's connection broke and will be made anew: what UCX has not begun with waits for that.
@@ -84,7 +85,8 @@ class ucx_sender {
   send_request* quarantine_first_ = nullptr;  // the one that ends first
   send_request* quarantine_last_ = nullptr;
   std::vector<ucx_peer*> bulk_peers_;  // those with queued bulk
-  bool urgent_started_ = false;        // a dispatch or combine, since `start_bulk`
+  uint64_t urgent_started_ = 0;
+  uint64_t urgent_before_ = 0;  // as `start_bulk` last saw it
   send_fragment* free_fragments_ = nullptr;
   std::vector<std::unique_ptr<send_fragment[]>> fragment_chunks_;
 };

@@ -31,8 +31,8 @@ void ucx_sender::unqueue_bulk(ucx_peer& peer) {
 }
 
 bool ucx_sender::start_bulk() {
-  if (urgent_started_) {
-    urgent_started_ = false;
+  if (urgent_before_ != urgent_started_) {
+    urgent_before_ = urgent_started_;
     return true;
   }
   bool any = false;

@@ -22,6 +22,8 @@ result<void> validate(const ucx_wire_options& options) {
     return wrong("bulk_chunk_bytes must be a multiple of 64 from rendezvous_bytes (and 4096) to 1 GiB");
   if (options.bulk_chunks_in_flight == 0 || options.bulk_chunks_in_flight > 1024)
     return wrong("bulk_chunks_in_flight must be 1 to 1024");
+  if (options.bulk_gap_us > 1'000'000 || options.bulk_wait_max_us > 1'000'000)
+    return wrong("bulk_gap_us and bulk_wait_max_us may be a second at most");
   if (options.connections_max == 0) return wrong("connections_max is 0");
   if (options.handshake_timeout_ms == 0) return wrong("handshake_timeout_ms is 0: no connection could be made");
   if (options.reconnect_min_ms == 0 || options.reconnect_max_ms < options.reconnect_min_ms)

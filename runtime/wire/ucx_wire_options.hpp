@@ -55,6 +55,11 @@ struct ucx_wire_options {
   // at least `rendezvous_bytes`. Nodes may differ: each tells its own when it connects.
   uint64_t bulk_chunk_bytes = 512 * 1024;
   uint32_t bulk_chunks_in_flight = 2;
+  // The receiver fetches the next fragment when no dispatch or combine has come or gone for so long, which
+  // lets an exchange of them run undisturbed; but at the latest so long after the one before, which
+  // guarantees bulk a share.
+  uint32_t bulk_gap_us = 20;
+  uint32_t bulk_wait_max_us = 1000;
 
   uint32_t connections_max = 4096;
   uint32_t handshake_timeout_ms = 10'000;  // a connection not greeted by then is given up
