@@ -23,7 +23,6 @@
 #include <sys/prctl.h>
 
 #include <array>
-#include <map>
 
 #include "tests/bench/wire_bench_actors.hpp"
 #include "tests/bench/wire_bench_bulk.hpp"

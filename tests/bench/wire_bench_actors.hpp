@@ -38,8 +38,9 @@ inline void deliver_to(ucx_wire& wire, uint16_t slot, const caf::actor& to) {
 inline void serve_actor(const std::string& transports, bool checksum) {
   actors here;
   const auto node = make_wire(wire_options(2, transports, checksum));
-  const auto echo = [](caf::event_based_actor*, ucx_wire* wire) -> caf::behavior {
-    return {[wire](const micro_batch& message) { (void)wire->send(sender_of(message), message); }};
+  const auto own = std::make_shared<answers>();
+  const auto echo = [own](caf::event_based_actor*, ucx_wire* wire) -> caf::behavior {
+    return {[own, wire](const micro_batch& message) { (void)wire->send(sender_of(message), own->of(message)); }};
   };
   deliver_to(*node, 0, here.system().spawn(echo, node.get()));
   announce_and_wait(node->listen_address());

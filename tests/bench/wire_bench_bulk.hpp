@@ -22,10 +22,8 @@ inline void serve_bulk(const std::string& transports, const ucx_wire_options& tu
   options.bulk_chunk_bytes = tuned.bulk_chunk_bytes;
   options.bulk_chunks_in_flight = tuned.bulk_chunks_in_flight;
   const auto node = make_wire(options);
-  node->attach(0, [&](micro_batch message) {
-    const endpoint back = sender_of(message);
-    (void)node->send(back, std::move(message));
-  });
+  answers own;
+  node->attach(0, [&](const micro_batch& message) { (void)node->send(sender_of(message), own.of(message)); });
   node->attach(1, [&](const micro_batch& message) {
     micro_batch receipt;
     receipt.header.kind = message_kind::combine;

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -153,6 +154,22 @@ inline micro_batch dispatch_of(buffer_pool& pool, uint64_t bytes) {
   return message;
 }
 
+// What a server answers with: as many bytes as it was sent, but its own, as raw UCX and perftest do. To
+// send back what has just arrived would measure how two cores' caches share it.
+class answers {
+ public:
+  const micro_batch& of(const micro_batch& asked) {
+    const uint64_t bytes = asked.header.payload_bytes;
+    auto& made = by_size_[bytes];
+    if (!made.payload) made = dispatch_of(pool_, bytes);
+    return made;
+  }
+
+ private:
+  buffer_pool pool_{uint64_t{256} << 20U};
+  std::map<uint64_t, micro_batch> by_size_;
+};
+
 inline endpoint sender_of(const micro_batch& message) {
   return {message.header.source_node, message.header.source_slot, message.header.source_incarnation};
 }
@@ -183,11 +200,9 @@ inline double time_wire(ucx_wire& wire, buffer_pool& pool, uint64_t bytes) {
 }
 
 inline void serve_wire(const std::string& transports) {
+  answers own;
   const auto node = make_wire(wire_options(2, transports, false));
-  node->attach(0, [&](micro_batch message) {
-    const endpoint back = sender_of(message);
-    (void)node->send(back, std::move(message));
-  });
+  node->attach(0, [&](const micro_batch& message) { (void)node->send(sender_of(message), own.of(message)); });
   announce_and_wait(node->listen_address());
 }
 
