@@ -13,7 +13,9 @@
 //   pair_count x `pair_entry`                      the entries of the dispatch, echoed
 //   padding to a multiple of 64 bytes
 //   pair_count x hidden expert outputs in `dtype`  in the order of the entries, not weighted by gates
-// Payload of bulk messages: defined by their `kind`.
+// Payload of bulk messages: defined by their `bulk_kind`. A wire between processes sends a large one in
+// fragments: each has the message's own header but for `detail`, its byte offset in the payload, and the
+// header checksum; `payload_bytes` and `payload_checksum` are those of the whole message.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +35,8 @@ constexpr size_t message_class_count = 3;
 constexpr size_t message_class(message_kind kind) {
   return kind == message_kind::dispatch ? 0 : kind == message_kind::combine ? 1 : 2;
 }
+
+constexpr size_t bulk_class = message_class(message_kind::bulk);
 
 // What a combine says about the dispatch it answers.
 enum class combine_status : uint8_t {
@@ -88,8 +92,8 @@ struct micro_batch_header {
   uint64_t send_time_ns = 0;             //  88  sender's steady (or virtual) clock at `send`; set by the wire if 0
   uint64_t sequence = 0;                 //  96  per (sender, receiver, class); set by the wire
   uint64_t session = 0;                  // 104  of the sender's connection; set and checked by the wire
-  uint64_t detail = 0;                   // 112  combine: ns the host's device computed for it; bulk: `bulk_offset`
-  uint64_t header_checksum = 0;          // 120  XXH3-64 of bytes 0..119; set and checked by the wire
+  uint64_t detail = 0;           // 112  combine: ns the host's device computed for it; bulk: see above, the wire's
+  uint64_t header_checksum = 0;  // 120  XXH3-64 of bytes 0..119; set and checked by the wire
 
   static constexpr uint32_t magic_value = 0x31505254U;
 };

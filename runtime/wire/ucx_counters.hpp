@@ -30,7 +30,8 @@ class progress_counter {
 struct ucx_counters {
   progress_counter messages_sent, bytes_sent, messages_received, bytes_received;
   progress_counter malformed, stale, unaddressed, overflowed, cut_off;
-  progress_counter sequence_gaps, held, quarantined, refused_greetings, peers_up, sleeps;
+  progress_counter sequence_gaps, held, assemblies, quarantined, refused_greetings, bulk_fragments, peers_up, links,
+      reconnections, sleeps;
   shared_counter messages_here, bytes_here, unaddressed_here;  // to this node itself
 };
 

@@ -50,6 +50,8 @@ void ucx_wire::engine::connect(uint16_t node, uint32_t incarnation, const socket
 
 void ucx_wire::engine::disconnect(uint16_t node) { post({command::verb::disconnect, node, 0, {}}); }
 
+void ucx_wire::engine::cut(uint16_t node) { post({command::verb::cut, node, 0, {}}); }
+
 void ucx_wire::engine::refuse(uint16_t node, uint32_t incarnation) {
   post({command::verb::refuse, node, incarnation, {}});
 }
@@ -134,7 +136,9 @@ void ucx_wire::engine::loop() {
       continue;
     }
     now_ns = wire_time_ns();
-    if (now_ns - active_ns < uint64_t{options_.spin_us} * 1000) {
+    // A transfer of 1 MiB takes longer than one spin, and waking up as long as a good part of it.
+    const uint64_t spins = unfinished() == 0 ? 1 : 4;
+    if (now_ns - active_ns < spins * options_.spin_us * 1000) {
       // Yielding: the peer that would answer may be waiting for this very core.
       sched_yield();
     } else {
@@ -145,7 +149,8 @@ void ucx_wire::engine::loop() {
 }
 
 bool ucx_wire::engine::step(uint64_t now_ns) {
-  bool any = worker_->progress();
+  const bool progressed = worker_->progress();
+  bool any = progressed;
   send_request* const submitted = sender_->take_submitted();
   if (has_commands_.load(std::memory_order_acquire)) any = obey_commands() || any;
   if (submitted != nullptr) {
@@ -153,15 +158,33 @@ bool ucx_wire::engine::step(uint64_t now_ns) {
     any = true;
   }
   any = links_->run(now_ns) || any;
+  if (sender_->has_bulk()) any = sender_->start_bulk() || any;
   if (receiver_->has_held()) any = receiver_->retry_held() || any;
   if (sender_->has_quarantined()) sender_->end_quarantine(now_ns, false);
+  if (receiver_->has_ready()) any = fetch_bulk(progressed) || any;
   receiver_->refresh_slots();
   return any;
 }
 
+// The next fragment of bulk, when dispatch and combine leave it a gap or have done so for too long.
+bool ucx_wire::engine::fetch_bulk(bool progressed) {
+  const uint64_t now_ns = wire_time_ns();
+  const uint64_t urgent = receiver_->urgent_received() + sender_->urgent_started();
+  if (urgent != urgent_seen_) {
+    urgent_seen_ = urgent;
+    urgent_ns_ = now_ns;
+  }
+  const bool gap = !progressed && now_ns - urgent_ns_ >= options_.bulk_gap_us * 1000;
+  if (!gap && now_ns - fetched_ns_ < options_.bulk_wait_max_us * 1000) return false;
+  if (!receiver_->fetch_next()) return false;
+  fetched_ns_ = wire_time_ns();
+  return true;
+}
+
 void ucx_wire::engine::sleep() {
-  int longest_ms = links_->sleep_max_ms();
-  if (receiver_->has_held()) longest_ms = 1;  // nothing tells of memory given back
+  int longest_ms = links_->sleep_max_ms(wire_time_ns());
+  if (receiver_->has_held()) longest_ms = 1;   // nothing tells of memory given back
+  if (receiver_->has_ready()) longest_ms = 1;  // nor of a gap
   if (sender_->has_quarantined()) longest_ms = std::min(longest_ms, 50);
   worker_->announce_sleep();
   if (sender_->has_submitted() || has_commands_.load() || stop_.load()) {
@@ -183,6 +206,7 @@ bool ucx_wire::engine::obey_commands() {
     switch (one.what) {
       case command::verb::connect: links_->connect(one.node, one.incarnation, one.address); break;
       case command::verb::disconnect: links_->disconnect(one.node, "this node disconnected it"); break;
+      case command::verb::cut: links_->cut(one.node); break;
       case command::verb::refuse: links_->refuse(one.node, one.incarnation); break;
     }
   }
@@ -204,20 +228,21 @@ uint64_t ucx_wire::engine::unfinished() const {
   return sender_->unfinished() + receiver_->unfinished() + links_->greetings_unfinished();
 }
 
-// Progresses until UCX holds no request, and with `everything` no connection either. False when time
-// is up.
+// Progresses until UCX holds no request and no bulk is queued, and with `everything` no connection either. False when
+// time is up.
 bool ucx_wire::engine::finish(uint32_t timeout_ms, bool everything) {
   const uint64_t deadline_ns = wire_time_ns() + uint64_t{timeout_ms} * 1'000'000;
   for (;;) {
     const uint64_t now_ns = wire_time_ns();
     if (!step(now_ns)) sched_yield();
-    if (unfinished() == 0 && (!everything || links_->all_closed())) return true;
+    if (unfinished() == 0 && !sender_->has_bulk() && (!everything || links_->all_closed())) return true;
     if (now_ns > deadline_ns) return false;
   }
 }
 
 void ucx_wire::engine::close() {
   step(wire_time_ns());
+  finish(options_.drain_timeout_ms, false);
   links_->say_bye();
   finish(options_.drain_timeout_ms, false);
   links_->close_all();

@@ -41,13 +41,14 @@ class ucx_wire::engine {
   const std::string& listen_address() const { return listen_address_; }
   void connect(uint16_t node, uint32_t incarnation, const socket_address& address);
   void disconnect(uint16_t node);
+  void cut(uint16_t node);
   void refuse(uint16_t node, uint32_t incarnation);
   result<void> send(endpoint to, micro_batch&& message);
   result<void> deliver_here(endpoint to, micro_batch&& message);
 
  private:
   struct command {
-    enum class verb : uint8_t { connect, disconnect, refuse } what{};
+    enum class verb : uint8_t { connect, disconnect, cut, refuse } what{};
     uint16_t node = 0;
     uint32_t incarnation = 0;
     socket_address address;
@@ -60,6 +61,7 @@ class ucx_wire::engine {
   result<void> open();
   void loop();
   bool step(uint64_t now_ns);
+  bool fetch_bulk(bool progressed);
   void sleep();
   bool obey_commands();
   void close();
@@ -80,6 +82,9 @@ class ucx_wire::engine {
   std::unique_ptr<ucx_worker> worker_;
   std::unique_ptr<ucx_receiver> receiver_;
   std::unique_ptr<ucx_links> links_;
+  uint64_t urgent_seen_ = 0;  // dispatches and combines, both ways
+  uint64_t urgent_ns_ = 0;    // when bulk that was waiting saw the last of them
+  uint64_t fetched_ns_ = 0;   // when a fragment of bulk was last fetched
 
   std::mutex commands_mutex_;
   std::vector<command> commands_;

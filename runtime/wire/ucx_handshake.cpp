@@ -26,6 +26,8 @@ void ucx_links::greet(ucx_link& link, greeting_phase phase, const greeting* answ
   message.unit = options_.unit;
   message.incarnation = options_.incarnation;
   message.cluster_key = options_.cluster_key;
+  message.bulk_chunk_bytes = options_.bulk_chunk_bytes;
+  if (link.automatic && phase == greeting_phase::hello) message.flags |= greeting::flag_automatic;
   if (link.peer != nullptr) {
     message.destination_node = link.peer->node;
     message.destination_incarnation = link.peer->incarnation;
@@ -63,9 +65,18 @@ void ucx_links::on_greeting_sent(void* ucx_request, ucs_status_t, void* argument
 ucs_status_t ucx_links::on_greeting(void* argument, const void* header, size_t header_size, void*, size_t size,
                                     const ucp_am_recv_param_t* parameters) {
   auto& self = *static_cast<ucx_links*>(argument);
-  const auto said = read_greeting(header, header_size);
   const bool has_endpoint = (parameters->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
   ucx_link* const link = has_endpoint ? self.find(parameters->reply_ep) : nullptr;
+  if (link != nullptr) {
+    link->heard = true;
+    self.attention_ = self.attention_ || link->unwanted;
+  }
+  const auto foreign = read_foreign(header, header_size);
+  if (foreign && link != nullptr) {
+    if (!link->unwanted && !self.shutting_down_) self.answer_foreign(*link, *foreign);
+    return UCS_OK;
+  }
+  const auto said = read_greeting(header, header_size);
   if (!said || size != 0 || link == nullptr) {
     self.counters_.malformed.add();
     if (link != nullptr && !link->greeted) self.lose(*link, "it does not speak this protocol");
@@ -81,21 +92,24 @@ void ucx_links::answer(ucx_link& link, const greeting& said) {
     case greeting_phase::hello: answer_hello(link, said); break;
     case greeting_phase::welcome: answer_welcome(link, said); break;
     case greeting_phase::ready: answer_ready(link, said); break;
-    case greeting_phase::refuse: lose(link, "it refused the connection: " + std::string(describe(said.reason))); break;
+    case greeting_phase::refuse: answer_refusal(link, said); break;
+    case greeting_phase::retire: answer_retire(link); break;
     case greeting_phase::bye:
-      if (link.peer != nullptr && said.session == link.peer->peer_session) drop(*link.peer, "it left", false);
+      if (link.peer != nullptr && said.session == link.peer->peer_session)
+        drop(*link.peer, "it left", false, ending::for_good);
       break;
     case greeting_phase::ping: break;
   }
 }
 
 refusal ucx_links::judge(const greeting& said) const {
-  if (said.version != greeting::current_version) return refusal::wrong_version;
   if (said.cluster_key != options_.cluster_key) return refusal::wrong_cluster;
   if (said.destination_node != options_.node || said.node == options_.node) return refusal::wrong_node;
   if (said.destination_incarnation != options_.incarnation) return refusal::wrong_incarnation;
   const ucx_peer* const known = peers_.find(said.node);
   if (known != nullptr && said.incarnation < known->incarnation_min) return refusal::stale_sender;
+  const bool automatic = (said.flags & greeting::flag_automatic) != 0;
+  if (known != nullptr && known->parted && known->incarnation == said.incarnation && automatic) return refusal::parted;
   return refusal::none;
 }
 
@@ -111,14 +125,15 @@ void ucx_links::answer_hello(ucx_link& link, const greeting& said) {
   ucx_peer& peer = peers_.find_or_add(said.node);
   if (peer.state != peer_state::absent) {
     if (peer.incarnation != said.incarnation) {
-      drop(peer, "a later incarnation of it takes its place", true);
+      drop(peer, "a later incarnation of it takes its place", true, ending::for_good);
     } else if (peer.peer_session != 0 && peer.peer_session != said.session) {
-      drop(peer, "it has connected anew", false);
+      drop(peer, "it has connected anew", false, ending::broken);
     }
   }
-  if (peer.state == peer_state::absent) begin_session(peer, said.incarnation);
+  if (peer.state == peer_state::absent || peer.state == peer_state::retrying) begin_session(peer, said.incarnation);
   peer.peer_session = said.session;
   peer.unit = said.unit;
+  peer.bulk_chunk_bytes = said.bulk_chunk_bytes;
   link.peer = &peer;
   greet(link, greeting_phase::welcome, &said);
 }
@@ -126,13 +141,14 @@ void ucx_links::answer_hello(ucx_link& link, const greeting& said) {
 void ucx_links::answer_welcome(ucx_link& link, const greeting& said) {
   ucx_peer* const peer = link.peer;
   if (peer == nullptr || link.greeted) return;
-  if (said.version != greeting::current_version || said.node != peer->node || said.incarnation != peer->incarnation ||
-      said.destination_session != peer->session || (peer->peer_session != 0 && peer->peer_session != said.session)) {
+  if (said.node != peer->node || said.incarnation != peer->incarnation || said.destination_session != peer->session ||
+      (peer->peer_session != 0 && peer->peer_session != said.session)) {
     lose(link, "its answer does not fit what was asked");
     return;
   }
   peer->peer_session = said.session;
   peer->unit = said.unit;
+  peer->bulk_chunk_bytes = said.bulk_chunk_bytes;
   greet(link, greeting_phase::ready, &said);
   bring_up(*peer, link);
 }
@@ -146,7 +162,9 @@ void ucx_links::answer_ready(ucx_link& link, const greeting& said) {
 }
 
 void ucx_links::begin_session(ucx_peer& peer, uint32_t incarnation) {
-  peer.state = peer_state::connecting;
+  set_state(peer, peer_state::connecting);
+  if (peer.incarnation != incarnation) peer.wanted = false;  // an earlier one was
+  peer.parted = false;
   peer.incarnation = incarnation;
   peer.incarnation_min = std::max(peer.incarnation_min, uint64_t{incarnation});
   peer.session = next_session_++;
@@ -154,31 +172,42 @@ void ucx_links::begin_session(ucx_peer& peer, uint32_t incarnation) {
   peer.sends_on = nullptr;
   peer.next_sequence = {};
   peer.expected_sequence = {};
+  peer.bulk_opened = 0;
   peer.admission.store(ucx_peer::admission_of(incarnation));
 }
 
 void ucx_links::bring_up(ucx_peer& peer, ucx_link& link) {
   link.greeted = true;
-  if (peer.state == peer_state::up) return;  // on its other connection
-  peer.state = peer_state::up;
+  if (peer.state == peer_state::up) {  // on its other connection
+    settle(peer);
+    return;
+  }
+  set_state(peer, peer_state::up);
+  peer.outcome_owed = peer.deliberate = false;
+  peer.retry_delay_ms = 0;
   peer.sends_on = &link;
   peer.heard_ns = wire_time_ns();
-  counters_.peers_up.add();
   close_descriptors_on_exec();
   report(peer, true, {});
   sender_.start_waiting(peer);
 }
 
-void ucx_links::drop(ucx_peer& peer, std::string_view reason, bool cut_here) {
-  // Unless `connect` has meanwhile admitted a later incarnation.
-  uint64_t admission = ucx_peer::admission_of(peer.incarnation);
-  peer.admission.compare_exchange_strong(admission, 0);
-  if (peer.state == peer_state::up) counters_.peers_up.subtract();
-  peer.state = peer_state::absent;
+void ucx_links::drop(ucx_peer& peer, std::string_view reason, bool cut_here, ending how) {
+  const bool was_up = peer.state == peer_state::up;
+  if (how == ending::for_good || shutting_down_) peer.wanted = false;
+  if (!peer.wanted) {
+    // Unless `connect` has meanwhile admitted a later incarnation.
+    uint64_t admission = ucx_peer::admission_of(peer.incarnation);
+    peer.admission.compare_exchange_strong(admission, 0);
+  }
   if (cut_here) peer.session_cut = peer.session;
   peer.peer_session = 0;
   peer.sends_on = nullptr;
-  sender_.drop_waiting(peer);
+  if (peer.wanted && was_up) {
+    sender_.keep_waiting(peer);
+  } else {
+    sender_.drop_waiting(peer);
+  }
   receiver_.drop_held(peer);
   for (const auto& link : links_) {
     if (link->peer != &peer) continue;
@@ -186,7 +215,22 @@ void ucx_links::drop(ucx_peer& peer, std::string_view reason, bool cut_here) {
     link->unwanted = true;
     attention_ = true;
   }
-  if (!shutting_down_) report(peer, false, reason);
+  if (peer.wanted) {
+    schedule(peer);
+  } else {
+    set_state(peer, peer_state::absent);
+  }
+  const bool news = was_up || peer.outcome_owed;
+  peer.outcome_owed = false;
+  if (news && !shutting_down_) report(peer, false, reason);
+}
+
+void ucx_links::set_state(ucx_peer& peer, peer_state state) {
+  if (peer.state == peer_state::up) counters_.peers_up.subtract();
+  if (peer.state == peer_state::retrying) --retrying_;
+  peer.state = state;
+  if (state == peer_state::up) counters_.peers_up.add();
+  if (state == peer_state::retrying) ++retrying_;
 }
 
 void ucx_links::report(const ucx_peer& peer, bool up, std::string_view reason) {

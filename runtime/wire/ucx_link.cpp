@@ -1,4 +1,5 @@
-// The connections: made, accepted, lost and closed. The greetings are in `ucx_handshake.cpp`.
+// The connections: made, accepted, lost and closed. The greetings are in `ucx_handshake.cpp`, connecting
+// anew in `ucx_reconnect.cpp`.
 #include "runtime/wire/ucx_link.hpp"
 
 #include <algorithm>
@@ -11,6 +12,11 @@ namespace troupe {
 namespace {
 
 constexpr uint64_t ms = 1'000'000;  // nanoseconds
+
+// UCX 1.13 may abort the process when a connection is closed while its first bytes are on their way: its
+// event thread hands an event of that socket to whichever connection has got the same descriptor since
+// (`tcp_sockcm_ep.c`, progress_send). One that is not known to be past that is closed so much later.
+constexpr uint64_t close_delay_ns = 200 * ms;
 
 }  // namespace
 
@@ -40,41 +46,43 @@ void ucx_links::connect(uint16_t node, uint32_t incarnation, const socket_addres
       options_.on_peer({node, incarnation, 0, false, "a later incarnation of it is known, or it was given up"});
     return;
   }
-  if (peer.state != peer_state::absent) {
-    if (peer.incarnation == incarnation) {
-      peer.admission.store(ucx_peer::admission_of(incarnation));
-      return;
-    }
-    drop(peer, "a later incarnation of it takes its place", true);
-  }
-  begin_session(peer, incarnation);
-  ucp_ep_params_t parameters{};
-  parameters.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
-  parameters.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
-  parameters.sockaddr.addr = address.get();
-  parameters.sockaddr.addrlen = address.length;
-  auto made = make_link(parameters, &peer);
-  if (!made) {
-    drop(peer, made.failure().message, false);
-    return;
-  }
-  greet(**made, greeting_phase::hello, nullptr);
+  if (peer.state != peer_state::absent && peer.incarnation != incarnation)
+    drop(peer, "a later incarnation of it takes its place", true, ending::for_good);
+  peer.wanted = true;
+  peer.parted = false;
+  peer.address = address;
+  if (peer.state != peer_state::absent) peer.admission.store(ucx_peer::admission_of(incarnation));
+  if (peer.state == peer_state::up) return;
+  peer.outcome_owed = peer.deliberate = true;
+  if (peer.state == peer_state::connecting) return;
+  peer.retry_delay_ms = 0;
+  peer.incarnation = incarnation;
+  attempt(peer);
 }
 
 void ucx_links::disconnect(uint16_t node, std::string_view reason) {
   ucx_peer* const peer = peers_.find(node);
   if (peer == nullptr) return;
+  peer->wanted = false;
+  peer->parted = true;
   if (peer->state == peer_state::absent) {
     peer->admission.store(0);
     return;
   }
   if (peer->sends_on != nullptr) greet(*peer->sends_on, greeting_phase::bye, nullptr);
-  drop(*peer, reason, true);
+  drop(*peer, reason, true, ending::for_good);
+}
+
+void ucx_links::cut(uint16_t node) {
+  ucx_peer* const peer = peers_.find(node);
+  if (peer == nullptr || peer->state == peer_state::absent || peer->state == peer_state::retrying) return;
+  drop(*peer, "its connection was cut", true, ending::broken);
 }
 
 void ucx_links::refuse(uint16_t node, uint32_t incarnation) {
   ucx_peer& peer = peers_.find_or_add(node);
   peer.incarnation_min = std::max(peer.incarnation_min, uint64_t{incarnation} + 1);
+  if (peer.incarnation <= incarnation) peer.wanted = false;
   if (peer.state != peer_state::absent && peer.incarnation <= incarnation)
     disconnect(node, "this incarnation of it was given up");
 }
@@ -85,7 +93,9 @@ result<ucx_link*> ucx_links::make_link(ucp_ep_params_t parameters, ucx_peer* pee
   auto link = std::make_unique<ucx_link>();
   link->owner = this;
   link->peer = peer;
-  link->deadline_ns = wire_time_ns() + options_.handshake_timeout_ms * ms;
+  link->made_here = peer != nullptr;
+  link->made_ns = wire_time_ns();
+  link->deadline_ns = link->made_ns + options_.handshake_timeout_ms * ms;
   parameters.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   parameters.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   parameters.err_handler.cb = &ucx_links::on_failure;
@@ -93,6 +103,7 @@ result<ucx_link*> ucx_links::make_link(ucp_ep_params_t parameters, ucx_peer* pee
   auto made = ucx_check(ucp_ep_create(worker_.handle(), &parameters, &link->ucp_endpoint), "connect to a peer");
   if (!made) return made.failure();
   links_.push_back(std::move(link));
+  counters_.links.add();
   return links_.back().get();
 }
 
@@ -106,11 +117,15 @@ void ucx_links::accept_waiting() {
       (void)ucx_check(ucp_listener_reject(worker_.listener(), request), "reject a connection");
       continue;
     }
+    ucp_conn_request_attr_t attributes{};
+    attributes.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR;
+    const auto known = ucx_check(ucp_conn_request_query(request, &attributes), "tell who connects");
     ucp_ep_params_t parameters{};
     parameters.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
     parameters.conn_request = request;
     // On failure UCX has disposed of the request, and the connector sees its connection fail.
-    (void)make_link(parameters, nullptr);
+    const auto made = make_link(parameters, nullptr);
+    if (made && known) (*made)->address = attributes.client_address;
   }
   requests_.clear();
 }
@@ -130,10 +145,10 @@ void ucx_links::lose(ucx_link& link, std::string_view reason) {
   if (peer == nullptr) return;
   ucx_link* other = nullptr;
   for (const auto& one : links_)
-    if (one->peer == peer && !one->failed && (other == nullptr || one->greeted)) other = one.get();
+    if (one->peer == peer && !one->failed && !one->retiring && (other == nullptr || one->greeted)) other = one.get();
   const bool was_used = peer->sends_on == &link;
   if (other == nullptr || (was_used && !other->greeted)) {
-    drop(*peer, reason, !link.failed);
+    drop(*peer, reason, !link.failed, ending::broken);
   } else if (was_used) {
     peer->sends_on = other;
   }
@@ -148,8 +163,10 @@ ucx_link* ucx_links::find(ucp_ep_h endpoint) const {
 bool ucx_links::run(uint64_t now_ns) {
   bool any = !requests_.empty();
   if (any) accept_waiting();
-  if (attention_) any = handle_failures() || any;
+  if (attention_ || (close_again_ns_ != 0 && now_ns >= close_again_ns_)) any = handle_failures() || any;
   if (!closing_.empty()) any = finish_closing() || any;
+  if (retiring_ != 0) any = say_retired() || any;
+  if (retrying_ != 0) any = check_retries(now_ns) || any;
   check_deadlines(now_ns);
   if (options_.silence_max_ms != 0) check_silences(now_ns);
   return any;
@@ -162,8 +179,13 @@ bool ucx_links::handle_failures() {
     if (link.failed && !link.unwanted) lose(link, ucs_status_string(link.failure));
   }
   bool any = false;
+  close_again_ns_ = 0;
   for (size_t i = 0; i < links_.size();) {
-    if (!links_[i]->unwanted) {
+    const ucx_link& link = *links_[i];
+    const bool early = !link.heard && !link.failed && wire_time_ns() < link.made_ns + close_delay_ns;
+    if (!link.unwanted || early) {
+      if (link.unwanted && (close_again_ns_ == 0 || link.made_ns + close_delay_ns < close_again_ns_))
+        close_again_ns_ = link.made_ns + close_delay_ns;
       ++i;
       continue;
     }
@@ -183,16 +205,20 @@ void ucx_links::close(std::unique_ptr<ucx_link> link) {
   // An orderly close would never end on a hung peer.
   parameters.flags = UCP_EP_CLOSE_FLAG_FORCE;
   const ucs_status_ptr_t returned = ucp_ep_close_nbx(link->ucp_endpoint, &parameters);
-  if (ucx_status(returned) != UCS_INPROGRESS) return;
-  link->closing = returned;
-  closing_.push_back(std::move(link));
+  counters_.links.subtract();
+  if (link->retiring && !link->retire_said) --retiring_;
+  if (ucx_status(returned) == UCS_INPROGRESS) link->closing = returned;
+  if (link->closing != nullptr || link->sends != 0) closing_.push_back(std::move(link));
 }
 
 bool ucx_links::finish_closing() {
   const auto finished = [](const std::unique_ptr<ucx_link>& link) {
-    if (ucp_request_check_status(link->closing) == UCS_INPROGRESS) return false;
-    ucp_request_free(link->closing);
-    return true;
+    if (link->closing != nullptr) {
+      if (ucp_request_check_status(link->closing) == UCS_INPROGRESS) return false;
+      ucp_request_free(link->closing);
+      link->closing = nullptr;
+    }
+    return link->sends == 0;
   };
   return std::erase_if(closing_, finished) != 0;
 }
@@ -213,16 +239,20 @@ void ucx_links::check_silences(uint64_t now_ns) {
   peers_.for_each([&](ucx_peer& peer) {
     if (peer.state != peer_state::up) return;
     if (now_ns > peer.heard_ns && now_ns - peer.heard_ns > silence_max_ns) {
-      drop(peer, "it was silent for too long", true);
+      drop(peer, "it was silent for too long", true, ending::broken);
     } else if (!peer.ping_in_flight) {
       greet(*peer.sends_on, greeting_phase::ping, nullptr);
     }
   });
 }
 
-int ucx_links::sleep_max_ms() const {
-  if (attention_ || !closing_.empty() || !requests_.empty()) return 1;
+int ucx_links::sleep_max_ms(uint64_t now_ns) const {
+  if (attention_ || close_again_ns_ != 0 || !closing_.empty() || !requests_.empty()) return 1;
   int longest = 1000;
+  if (retrying_ != 0) {
+    const uint64_t left_ns = next_retry_ns_ > now_ns ? next_retry_ns_ - now_ns : 0;
+    longest = static_cast<int>(std::min<uint64_t>(1000, left_ns / ms + 1));
+  }
   if (options_.silence_max_ms != 0) longest = std::min(longest, static_cast<int>(options_.silence_max_ms / 4));
   for (const auto& link : links_)
     if (!link->greeted) return std::min(longest, 50);
@@ -242,7 +272,7 @@ void ucx_links::close_all() {
   accept_waiting();
   worker_.stop_listening();
   peers_.for_each([&](ucx_peer& peer) {
-    if (peer.state != peer_state::absent) drop(peer, "this node closes", true);
+    if (peer.state != peer_state::absent) drop(peer, "this node closes", true, ending::for_good);
   });
   for (const auto& link : links_) link->unwanted = true;
   handle_failures();

@@ -1,11 +1,12 @@
 // One connection, and all the connections of a wire.
 //
-// A peer normally has one connection, made by either side and used by both. When both connect at the
-// same moment there are two; each side sends on the one it found ready first and receives on both.
+// A peer has one connection, made by either side and used by both. When both connect at the same moment
+// there are two for a while; the one that the higher node made is given up once all that was sent on it
+// has been received.
 //
 // `ucx_links` makes and accepts connections, greets (see `ucx_greeting.hpp`), decides which session of
-// a peer is current, notices failures and closes. UCX's callbacks only note what happened; `run`, called
-// between two rounds of progress, acts on it. Progress thread only.
+// a peer is current, notices failures, connects anew and closes. UCX's callbacks only note what happened;
+// `run`, called between two rounds of progress, acts on it. Progress thread only.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -40,8 +41,16 @@ struct ucx_link {
   bool greeted = false;      // the handshake is complete
   bool failed = false;       // UCX says so
   ucs_status_t failure = UCS_OK;
-  bool unwanted = false;     // to be closed by the next `run`
-  uint64_t deadline_ns = 0;  // of the handshake
+  bool unwanted = false;  // to be closed by the next `run`
+  bool made_here = false;
+  bool automatic = false;  // made anew, and not asked for
+  bool heard = false;      // a greeting has come on it
+  uint64_t made_ns = 0;
+  bool retiring = false;       // this side starts nothing more on it
+  bool retire_said = false;    // and has told the other side so
+  uint64_t sends = 0;          // data messages that UCX has under way; the link outlives them
+  sockaddr_storage address{};  // of the other side
+  uint64_t deadline_ns = 0;    // of the handshake
   ucs_status_ptr_t closing = nullptr;
 };
 
@@ -57,12 +66,13 @@ class ucx_links {
   // What the wire's verbs of the same names ask for.
   void connect(uint16_t node, uint32_t incarnation, const socket_address& address);
   void disconnect(uint16_t node, std::string_view reason);
+  void cut(uint16_t node);
   void refuse(uint16_t node, uint32_t incarnation);
 
   // Acts on what callbacks noted, on deadlines and silences. True when there was anything.
   bool run(uint64_t now_ns);
   // The longest the progress thread may sleep.
-  int sleep_max_ms() const;
+  int sleep_max_ms(uint64_t now_ns) const;
 
   // Closing: says goodbye; then lets go of everything. Requires: no more `connect`.
   void say_bye();
@@ -98,10 +108,26 @@ class ucx_links {
   void answer_ready(ucx_link& link, const greeting& said);
   refusal judge(const greeting& said) const;
 
+  void answer_refusal(ucx_link& link, const greeting& said);
+  void answer_retire(ucx_link& link);
+  void answer_foreign(ucx_link& link, const foreign_greeting& said);
+
   // Peers.
+  enum class ending : uint8_t {
+    for_good,
+    broken,  // to be connected anew, if it is wanted
+  };
   void begin_session(ucx_peer& peer, uint32_t incarnation);
   void bring_up(ucx_peer& peer, ucx_link& link);
-  void drop(ucx_peer& peer, std::string_view reason, bool cut_here);
+  void drop(ucx_peer& peer, std::string_view reason, bool cut_here, ending how);
+  void set_state(ucx_peer& peer, peer_state state);
+
+  // Connecting anew, and giving up a second connection.
+  void attempt(ucx_peer& peer);
+  void schedule(ucx_peer& peer);
+  bool check_retries(uint64_t now_ns);
+  void settle(ucx_peer& peer);
+  bool say_retired();
   void report(const ucx_peer& peer, bool up, std::string_view reason);
 
   const ucx_wire_options& options_;
@@ -117,7 +143,12 @@ class ucx_links {
   uint64_t greetings_unfinished_ = 0;
   uint64_t deadlines_checked_ns_ = 0;
   uint64_t silences_checked_ns_ = 0;
-  bool attention_ = false;  // a link has failed or become unwanted
+  uint64_t warned_ns_ = 0;       // of a stranger
+  uint32_t retrying_ = 0;        // peers in that state
+  uint64_t next_retry_ns_ = 0;   // no attempt of theirs is due before
+  uint32_t retiring_ = 0;        // links that may have to be told of
+  bool attention_ = false;       // a link has failed or become unwanted
+  uint64_t close_again_ns_ = 0;  // when an unwanted link is old enough to be closed; 0: there is none
   bool shutting_down_ = false;
 };
 

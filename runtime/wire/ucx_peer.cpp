@@ -11,6 +11,21 @@ bool credit_account::reserve(uint64_t bytes, const credit_limits& limits) {
   return false;
 }
 
+bool open_bulk(ucx_peer& peer, uint64_t sequence, bool& in_order) {
+  auto& expected = peer.expected_sequence[bulk_class];
+  in_order = sequence == expected;
+  if (sequence >= expected) {
+    const uint64_t passed = sequence - expected;
+    peer.bulk_opened = passed >= 63 ? 1 : peer.bulk_opened << (passed + 1) | 1U;
+    expected = sequence + 1;
+    return true;
+  }
+  const uint64_t ago = expected - 1 - sequence;
+  if (ago >= 64 || (peer.bulk_opened >> ago & 1U) != 0) return false;
+  peer.bulk_opened |= uint64_t{1} << ago;
+  return true;
+}
+
 ucx_peer* peer_table::find(uint16_t node) const {
   const block* found = blocks_[node >> 8U].load(std::memory_order_acquire);
   return found == nullptr ? nullptr : found->slots[node & 255U].load(std::memory_order_acquire);

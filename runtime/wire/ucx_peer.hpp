@@ -12,10 +12,12 @@
 #include <mutex>
 
 #include "runtime/wire/micro_batch.hpp"
+#include "runtime/wire/socket_address.hpp"
 
 namespace troupe {
 
 struct send_request;
+struct waiting_fragment;
 struct ucx_link;
 
 // How much of one class may be, or is, in flight to one peer.
@@ -48,6 +50,7 @@ class credit_account {
 enum class peer_state : uint8_t {
   absent,      // not connected and nobody wants it to be
   connecting,  // what is sent waits
+  retrying,    // its connection broke; what is sent waits for the next attempt
   up,
 };
 
@@ -75,11 +78,34 @@ struct ucx_peer {
   ucx_link* sends_on = nullptr;
   send_request* waiting_first = nullptr;  // sent before the peer was up
   send_request* waiting_last = nullptr;
+  send_request* bulk_first = nullptr;  // bulk that UCX has not taken all of; only the first may have begun
+  send_request* bulk_last = nullptr;
+  bool bulk_listed = false;                 // the sender visits it
+  uint64_t bulk_bytes_in_ucx = 0;           // of earlier sessions too
+  uint64_t bulk_chunk_bytes = 0;            // of what it sends, as it said
+  waiting_fragment* ready_first = nullptr;  // fragments of its bulk that have memory and are to be fetched
+  waiting_fragment* ready_last = nullptr;
+  bool ready_listed = false;  // the receiver visits it
+  uint32_t fetching = 0;      // fragments on their way
+  // Connecting anew.
+  bool wanted = false;        // `connect` asked for it, and nothing has ended that since
+  bool outcome_owed = false;  // `on_peer` has not yet told what came of `connect`
+  bool deliberate = false;    // no connection yet since `connect`
+  bool parted = false;        // this side disconnected it, so its automatic attempts are refused
+  socket_address address;     // when wanted
+  uint64_t retry_ns = 0;      // when the next attempt is due
+  uint32_t retry_delay_ms = 0;
+
   uint64_t heard_ns = 0;  // when its last message came
   bool ping_in_flight = false;
   std::array<uint64_t, message_class_count> next_sequence{};
   std::array<uint64_t, message_class_count> expected_sequence{};
+  uint64_t bulk_opened = 0;  // bit i: bulk message `expected_sequence - 1 - i` has come or begun to
 };
+
+// Notes that a bulk message of that sequence number has come or begun to, and whether it is the one that
+// was expected. False when it had already, or when that is too long ago to tell.
+bool open_bulk(ucx_peer& peer, uint64_t sequence, bool& in_order);
 
 class peer_table {
  public:

@@ -25,10 +25,13 @@ ucs_status_t ucx_receiver::on_data(void* argument, const void* header, size_t he
   micro_batch message;
   ucx_peer* const peer = self.accept(header, header_size, size, message.header);
   if (peer == nullptr) return UCS_OK;
+  if (message.header.payload_bytes != size)
+    return self.accept_fragment(message.header, *peer, data, size, parameters->recv_attr);
   return self.accepted(std::move(message), *peer, data, parameters->recv_attr);
 }
 
-// The peer it came from, or null (and it is counted) when it is not to be received.
+// The peer it came from, or null (and it is counted) when it is not to be received. What remains to be
+// checked of a fragment is left to `accept_fragment`.
 ucx_peer* ucx_receiver::accept(const void* header, size_t header_size, size_t size, micro_batch_header& out) {
   if (header_size != sizeof out) {
     counters_.malformed.add();
@@ -36,25 +39,35 @@ ucx_peer* ucx_receiver::accept(const void* header, size_t header_size, size_t si
   }
   std::memcpy(&out, header, sizeof out);  // UCX's copy may lie unaligned
   // A payload that no pool of ours could ever hold would block its class for good.
-  if (!validate_header(out) || out.payload_bytes != size || size > options_.payload_bytes_max ||
-      std::bit_ceil(uint64_t{size}) > pool_of(out).bytes_max()) {
+  const bool fragment = out.kind == message_kind::bulk && size < out.payload_bytes;
+  if (!validate_header(out) || (out.payload_bytes != size && !fragment) ||
+      out.payload_bytes > options_.payload_bytes_max || std::bit_ceil(out.payload_bytes) > pool_of(out).bytes_max() ||
+      (out.kind == message_kind::bulk && !fragment && out.detail != 0)) {
     counters_.malformed.add();
     return nullptr;
   }
   ucx_peer* const peer = peers_.find(out.source_node);
   if (peer == nullptr || out.destination_incarnation != options_.incarnation || peer->state == peer_state::absent ||
-      out.source_incarnation != peer->incarnation || out.session != peer->peer_session) {
+      out.source_incarnation != peer->incarnation || peer->peer_session == 0 || out.session != peer->peer_session) {
     counters_.stale.add();
     return nullptr;
   }
-  auto& expected = peer->expected_sequence[message_class(out.kind)];
-  if (out.sequence != expected) counters_.sequence_gaps.add();
-  expected = out.sequence + 1;
+  if (options_.silence_max_ms != 0) peer->heard_ns = wire_time_ns();
+  if (fragment) return peer;
+  bool in_order = false;
+  if (out.kind == message_kind::bulk) {
+    (void)open_bulk(*peer, out.sequence, in_order);
+  } else {
+    ++urgent_received_;
+    auto& expected = peer->expected_sequence[message_class(out.kind)];
+    in_order = out.sequence == expected;
+    expected = out.sequence + 1;
+  }
+  if (!in_order) counters_.sequence_gaps.add();
   return peer;
 }
 
 ucs_status_t ucx_receiver::accepted(micro_batch&& message, ucx_peer& peer, void* data, uint64_t attributes) {
-  if (options_.silence_max_ms != 0) peer.heard_ns = wire_time_ns();
   const auto& header = message.header;
   const uint64_t bytes = header.payload_bytes;
   const uint64_t session = header.session;
@@ -77,8 +90,7 @@ ucs_status_t ucx_receiver::accepted(micro_batch&& message, ucx_peer& peer, void*
   return UCS_OK;
 }
 
-ucs_status_t ucx_receiver::hold(const micro_batch_header& header, const ucx_peer& peer, void* data,
-                                uint64_t attributes) {
+ucs_status_t ucx_receiver::hold(const micro_batch_header& header, ucx_peer& peer, void* data, uint64_t attributes) {
   const bool rendezvous = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
   auto& queue = held_[message_class(header.kind)];
   const bool keepable = rendezvous || (attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
@@ -93,12 +105,30 @@ ucs_status_t ucx_receiver::hold(const micro_batch_header& header, const ucx_peer
   held->session = header.session;
   held->data = data;
   held->rendezvous = rendezvous;
+  enqueue(queue, held);
+  return UCS_INPROGRESS;
+}
+
+void ucx_receiver::enqueue(arrival_queue& queue, arrival* held) {
   (queue.last == nullptr ? queue.first : queue.last->next) = held;
   queue.last = held;
-  ++queue.size;
-  ++held_count_;
-  counters_.held.add();
-  return UCS_INPROGRESS;
+  count_held(queue, 1);
+}
+
+// Takes one out, wherever it stands.
+void ucx_receiver::dequeue(arrival_queue& queue, arrival* held) {
+  arrival* before = nullptr;
+  for (arrival* one = queue.first; one != held; one = one->next) before = one;
+  (before == nullptr ? queue.first : before->next) = held->next;
+  if (queue.last == held) queue.last = before;
+  held->next = nullptr;
+  count_held(queue, -1);
+}
+
+void ucx_receiver::count_held(arrival_queue& queue, int change) {
+  queue.size += static_cast<uint32_t>(change);
+  held_count_ += static_cast<uint64_t>(int64_t{change});
+  counters_.held.add(static_cast<uint64_t>(int64_t{change}));
 }
 
 bool ucx_receiver::retry_held() {
@@ -107,15 +137,16 @@ bool ucx_receiver::retry_held() {
     while (queue.first != nullptr) {
       arrival* const oldest = queue.first;
       const auto& header = oldest->message.header;
-      oldest->message.payload = pool_of(header).acquire(header.payload_bytes);
-      if (!oldest->message.payload) break;
-      queue.first = oldest->next;
-      if (queue.first == nullptr) queue.last = nullptr;
-      --queue.size;
-      --held_count_;
-      counters_.held.subtract();
-      oldest->next = nullptr;
+      auto memory = pool_of(header).acquire(header.payload_bytes);
+      if (!memory) break;
       any = true;
+      if (oldest->part_of != nullptr) {
+        oldest->part_of->message.payload = std::move(memory);
+        start_waiting(*oldest->part_of);
+        continue;
+      }
+      oldest->message.payload = std::move(memory);
+      dequeue(queue, oldest);
       if (oldest->rendezvous) {
         fetch(oldest);
         continue;
@@ -129,32 +160,24 @@ bool ucx_receiver::retry_held() {
   return any;
 }
 
-void ucx_receiver::drop_held(const ucx_peer& peer) {
+void ucx_receiver::drop_held(ucx_peer& peer) {
+  while (bulk_assembly* const whole = assemblies_.any_of(peer)) {
+    counters_.cut_off.add();
+    give_up(*whole);
+  }
+  while (peer.ready_first != nullptr) discard(take_ready(peer));
   for (auto& queue : held_) {
-    arrival_queue kept;
-    arrival* one = queue.first;
-    while (one != nullptr) {
+    for (arrival* one = queue.first; one != nullptr;) {
       arrival* const next = one->next;
-      one->next = nullptr;
       if (one->peer == &peer) {
-        let_go(one);
-      } else {
-        (kept.last == nullptr ? kept.first : kept.last->next) = one;
-        kept.last = one;
-        ++kept.size;
+        dequeue(queue, one);
+        ucp_am_data_release(worker_, one->data);
+        counters_.cut_off.add();
+        give_back(one);
       }
       one = next;
     }
-    queue = kept;
   }
-}
-
-void ucx_receiver::let_go(arrival* held) {
-  ucp_am_data_release(worker_, held->data);
-  --held_count_;
-  counters_.held.subtract();
-  counters_.cut_off.add();
-  give_back(held);
 }
 
 void ucx_receiver::fetch(arrival* from) {
@@ -163,8 +186,11 @@ void ucx_receiver::fetch(arrival* from) {
   parameters.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   parameters.cb.recv_am = &ucx_receiver::on_received;
   parameters.user_data = from;
-  const ucs_status_ptr_t returned = ucp_am_recv_data_nbx(worker_, from->data, from->message.payload->data,
-                                                         from->message.header.payload_bytes, &parameters);
+  const auto& header = from->message.header;
+  const bool fragment = from->part_of != nullptr;
+  std::byte* const to = fragment ? from->part_of->message.payload->data + header.detail : from->message.payload->data;
+  const ucs_status_ptr_t returned =
+      ucp_am_recv_data_nbx(worker_, from->data, to, fragment ? from->bytes : header.payload_bytes, &parameters);
   const ucs_status_t status = ucx_status(returned);
   if (status == UCS_INPROGRESS) {
     ++unfinished_;
@@ -181,7 +207,10 @@ void ucx_receiver::on_received(void* ucx_request, ucs_status_t status, size_t, v
 }
 
 void ucx_receiver::finish_fetch(arrival* fetched, ucs_status_t status) {
-  if (status == UCS_OK) {
+  if (fetched->part_of != nullptr) {
+    --fetched->peer->fetching;
+    finish_fragment(*fetched->part_of, fetched->bytes, status);
+  } else if (status == UCS_OK) {
     deliver(std::move(fetched->message), *fetched->peer, fetched->session);
   } else {
     counters_.cut_off.add();
@@ -231,6 +260,8 @@ ucx_receiver::arrival* ucx_receiver::take_arrival() {
 void ucx_receiver::give_back(arrival* done) {
   done->message = {};
   done->rendezvous = false;
+  done->part_of = nullptr;
+  done->next_fragment = nullptr;
   done->next = free_;
   free_ = done;
 }

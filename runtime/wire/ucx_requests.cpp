@@ -30,6 +30,9 @@ send_request* request_pool::take() {
 void request_pool::give_back(send_request* request) {
   request->message.payload = {};
   request->peer = nullptr;
+  request->begun = request->queued = false;
+  request->offset = 0;
+  request->outcome = UCS_OK;
   returned_.push(request);
 }
 

@@ -5,6 +5,8 @@
 // requests exist as were ever in flight together.
 #pragma once
 
+#include <ucs/type/status.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -22,10 +24,27 @@ struct send_request {
   micro_batch message;
   ucx_peer* peer = nullptr;
   ucx_sender* sender = nullptr;
-  uint64_t charged = 0;  // credit to give back
-  uint64_t session = 0;  // under which it was started
+  ucx_link* link = nullptr;  // UCX has it there; of bulk, see `send_fragment`
+  uint64_t charged = 0;      // credit to give back
+  uint64_t session = 0;      // under which it was started
   uint64_t quarantined_until_ns = 0;
   send_request* next = nullptr;
+
+  // Bulk only.
+  bool begun = false;             // it has a session and a sequence number
+  bool queued = false;            // UCX has not taken all of it, and will
+  uint64_t offset = 0;            // bytes that UCX has taken
+  uint32_t fragments = 0;         // that UCX holds now
+  ucs_status_t outcome = UCS_OK;  // the first failure of a fragment
+};
+
+// A fragment of a bulk message inside UCX, which needs the header until it has completed.
+struct send_fragment {
+  micro_batch message;  // the header alone: `of` holds the payload
+  send_request* of = nullptr;
+  ucx_link* link = nullptr;
+  uint64_t bytes = 0;
+  send_fragment* next = nullptr;
 };
 
 // A stack that any thread pushes on and one thread empties: no ABA, since nothing is popped singly.

@@ -21,11 +21,20 @@ void ucx_sender::route(send_request* request) {
   if (peer.state == peer_state::absent || request->message.header.destination_incarnation != peer.incarnation) {
     drop(request, counters_.stale);
   } else if (peer.state == peer_state::up) {
-    start(request);
+    if (message_class(request->message.header.kind) == bulk_class) {
+      queue_bulk(request);
+    } else {
+      start(request);
+    }
   } else {
-    (peer.waiting_last == nullptr ? peer.waiting_first : peer.waiting_last->next) = request;
-    peer.waiting_last = request;
+    wait(request);
   }
+}
+
+void ucx_sender::wait(send_request* request) {
+  ucx_peer& peer = *request->peer;
+  (peer.waiting_last == nullptr ? peer.waiting_first : peer.waiting_last->next) = request;
+  peer.waiting_last = request;
 }
 
 void ucx_sender::start_waiting(ucx_peer& peer) {
@@ -35,6 +44,7 @@ void ucx_sender::start_waiting(ucx_peer& peer) {
 }
 
 void ucx_sender::drop_waiting(ucx_peer& peer) {
+  drop_bulk(peer);
   send_request* request = peer.waiting_first;
   peer.waiting_first = peer.waiting_last = nullptr;
   while (request != nullptr) {
@@ -45,6 +55,7 @@ void ucx_sender::drop_waiting(ucx_peer& peer) {
 }
 
 void ucx_sender::start(send_request* request) {
+  ++urgent_started_;
   ucx_peer& peer = *request->peer;
   auto& header = request->message.header;
   header.session = request->session = peer.session;
@@ -65,6 +76,8 @@ void ucx_sender::start(send_request* request) {
   const ucs_status_t status = ucx_status(returned);
   if (status == UCS_INPROGRESS) {
     ++unfinished_;
+    request->link = peer.sends_on;
+    ++request->link->sends;
   } else {
     finish(request, status);
   }
@@ -74,6 +87,7 @@ void ucx_sender::on_sent(void* ucx_request, ucs_status_t status, void* argument)
   auto* const request = static_cast<send_request*>(argument);
   ucp_request_free(ucx_request);
   --request->sender->unfinished_;
+  --request->link->sends;
   request->sender->finish(request, status);
 }
 

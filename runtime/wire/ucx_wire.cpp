@@ -33,6 +33,8 @@ void ucx_wire::disconnect(uint16_t node) { engine_->disconnect(node); }
 
 void ucx_wire::refuse(uint16_t node, uint32_t incarnation) { engine_->refuse(node, incarnation); }
 
+void ucx_wire::cut(uint16_t node) { engine_->cut(node); }
+
 void ucx_wire::attach(uint16_t slot, receiver to) { engine_->slots().attach(slot, std::move(to)); }
 
 void ucx_wire::detach(uint16_t slot) { engine_->slots().detach(slot); }
@@ -46,6 +48,7 @@ result<void> ucx_wire::send(endpoint to, micro_batch message) {
   header.destination_incarnation = to.incarnation;
   header.payload_bytes = message.payload ? message.payload->size : 0;
   header.payload_checksum = 0;
+  if (message_class(header.kind) == bulk_class) header.detail = 0;  // the wire's own: see `micro_batch.hpp`
   header.flags &= 0xFEU;  // a header made from a received one may still claim a checksum
   if (header.payload_bytes > options.payload_bytes_max)
     return error{errc::invalid_argument, "a micro-batch cannot be sent: its payload exceeds payload_bytes_max"};
@@ -78,9 +81,13 @@ ucx_wire_counters ucx_wire::counters() const {
   out.cut_off = from.cut_off.get();
   out.sequence_gaps = from.sequence_gaps.get();
   out.held = from.held.get();
+  out.assemblies = from.assemblies.get();
   out.quarantined = from.quarantined.get();
   out.refused_greetings = from.refused_greetings.get();
+  out.bulk_fragments = from.bulk_fragments.get();
   out.peers_up = from.peers_up.get();
+  out.links = from.links.get();
+  out.reconnections = from.reconnections.get();
   out.sleeps = from.sleeps.get();
   return out;
 }

@@ -36,11 +36,20 @@ class ucx_wire final : public wire {
   // Begins to connect to that incarnation of a node; `on_peer` tells the outcome. What is sent
   // meanwhile waits. No effect when it is connected or connecting; an earlier incarnation is dropped.
   // Either side may connect, or both; a node that is connected to needs to do nothing.
+  //
+  // From then on a connection that breaks or cannot be made is tried again (`reconnect_min_ms`,
+  // `reconnect_max_ms`), silently, until the peer is up again, refuses or leaves, or `disconnect`,
+  // `refuse` or a later incarnation ends it. What is sent meanwhile waits for the next attempt, and is
+  // dropped if that fails.
   // Fails: invalid_argument (the address; a host name is looked up, which may block).
   result<void> connect(uint16_t node, uint32_t incarnation, std::string_view address);
 
   // Drops a peer, connected or connecting; `on_peer` reports it down. It may connect again.
   void disconnect(uint16_t node);
+
+  // Cuts the connections to a node as if the network had: what is under way is lost, the peer notices,
+  // and whoever was told to connect does so again. For tests and fault injection.
+  void cut(uint16_t node);
 
   // Gives up a node's incarnation and all before it: dropped if connected, refused from now on.
   void refuse(uint16_t node, uint32_t incarnation);

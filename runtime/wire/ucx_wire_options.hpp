@@ -31,7 +31,8 @@ struct wire_class_options {
   // A pool to use instead of an own one of that size. It outlives the wire. Without it, every buffer
   // received must be dropped before the wire is destroyed.
   buffer_pool* receive_pool = nullptr;
-  // Messages that may wait for such memory; more are refused (large) or dropped (small).
+  // Messages (of bulk: fragments) that may wait for such memory; more are refused (large) or dropped
+  // (small). A bulk message of which a fragment is refused is refused as a whole.
   uint32_t held_max = 1024;
 };
 
@@ -48,15 +49,33 @@ struct ucx_wire_options {
   uint64_t rendezvous_bytes = 64 * 1024;            // from here on the receiver fetches straight into its pool
   bool payload_checksum = false;                    // XXH3-64 over payloads too; costs a pass over them each side
 
+  // Bulk goes behind dispatch and combine: larger messages go in fragments of so many bytes, and no more
+  // than `bulk_chunks_in_flight` times as many bytes of bulk are inside UCX for one peer, where nothing
+  // can overtake them. Larger gives more bandwidth; a dispatch waits for up to that much. A multiple of 64,
+  // at least `rendezvous_bytes`. Nodes may differ: each tells its own when it connects.
+  uint64_t bulk_chunk_bytes = 512 * 1024;
+  uint32_t bulk_chunks_in_flight = 2;
+  // The receiver fetches the next fragment when no dispatch or combine has come or gone for so long, which
+  // lets an exchange of them run undisturbed; but at the latest so long after the one before, which
+  // guarantees bulk a share.
+  uint32_t bulk_gap_us = 20;
+  uint32_t bulk_wait_max_us = 1000;
+
   uint32_t connections_max = 4096;
   uint32_t handshake_timeout_ms = 10'000;  // a connection not greeted by then is given up
-  uint32_t silence_max_ms = 0;             // a peer not heard from for so long is dropped; 0: never; 4 pings within
-  uint32_t drain_timeout_ms = 200;         // how long closing waits for messages under way
-  uint32_t close_timeout_ms = 5'000;       // and then for UCX to end what it still holds
+  // A broken connection is made anew after the first, then, failing that, after twice as long each time, up
+  // to the second. Shorter recovers sooner and knocks more often at a node that is gone.
+  uint32_t reconnect_min_ms = 20;
+  uint32_t reconnect_max_ms = 1000;
+  uint32_t silence_max_ms = 0;        // a peer not heard from for so long is dropped; 0: never; 4 pings within
+  uint32_t drain_timeout_ms = 200;    // how long closing waits for messages under way
+  uint32_t close_timeout_ms = 5'000;  // and then for UCX to end what it still holds
   // A payload whose transfer was cut off from this side may still be read by the (hung) peer. It is
   // kept from reuse for so long.
   uint32_t quarantine_ms = 5'000;
-  uint32_t spin_us = 50;  // the progress thread polls, yielding, so long after the last activity
+  // The progress thread polls, yielding, so long after the last activity; four times as long while UCX has a
+  // transfer under way. Longer saves wake-ups and costs processor time.
+  uint32_t spin_us = 50;
 
   // Called on the progress thread; must not block; may call the wire.
   std::function<void(const peer_event&)> on_peer;
@@ -68,16 +87,20 @@ result<void> validate(const ucx_wire_options& options);
 // Counters since the start, beyond `wire_statistics`. Dropped messages by reason:
 struct ucx_wire_counters {
   uint64_t malformed = 0;      // from peers: refused by validation
-  uint64_t stale = 0;          // from or to an incarnation or session that is not current
+  uint64_t stale = 0;          // from or to an incarnation or session that is not current; fragments of given-up bulk
   uint64_t unaddressed = 0;    // no receiver at the slot
   uint64_t overflowed = 0;     // no memory for them, and too many waiting already
   uint64_t cut_off = 0;        // under way when the peer went
   uint64_t sequence_gaps = 0;  // times a header came out of order or one before it was lost
-  uint64_t held = 0;           // messages that wait for receive memory now
+  uint64_t held = 0;           // messages and bulk fragments that wait for receive memory now
+  uint64_t assemblies = 0;     // bulk messages of which fragments have come, and not yet all
   uint64_t quarantined = 0;    // buffers kept from reuse now
   uint64_t refused_greetings = 0;
-  uint64_t peers_up = 0;  // now
-  uint64_t sleeps = 0;    // times the progress thread went to sleep
+  uint64_t bulk_fragments = 0;  // handed to UCX; an undivided bulk message counts as one
+  uint64_t peers_up = 0;        // now
+  uint64_t links = 0;           // connections now; two for a peer only until one of them is given up
+  uint64_t reconnections = 0;   // attempts to connect anew to a peer
+  uint64_t sleeps = 0;          // times the progress thread went to sleep
 };
 
 }  // namespace troupe

@@ -1,319 +1,215 @@
-// What a micro-batch between two processes costs: the UCX wire against UCX itself.
+// What a micro-batch between two processes costs: the UCX wire beside UCX itself.
 //
-//   wire_bench [--json]
+//   bench_wire [--passes N] [--sizes BYTES...] [--transports LIST...] [--json]
+//   bench_wire --bulk [--chunk BYTES] [--in-flight N] ...
 //
-// Half round trips (medians) of a ping-pong between this process and one it starts. `wire` replies from
-// its receiver, on the progress thread; `wire, actor` replies from another thread, as an actor does;
-// `raw` is UCX alone with the same 128-byte header, threshold, failure mode and yielding wait, copying
-// eager data out as the wire does; `perftest` is ucx_perftest where it is installed (package ucx-utils).
-#include <sched.h>
-#include <signal.h>
+// Half round trips between this process and one it starts, in microseconds. Every figure is the median of
+// N passes with the lowest and the highest; the passes of all columns alternate, so that a busy machine
+// disturbs all alike.
+//
+//   perftest  ucx_perftest -t ucp_am_lat (package ucx-utils) over the same transports, the better of its
+//             defaults and of the wire's threshold for rendezvous; it spins and handles no failures
+//   raw       UCX alone as the wire uses it: 128-byte header, failure handling, yielding wait, eager data
+//             copied out
+//   wire      each side answers from its receiver, on the progress thread
+//   actor     an actor sends, an actor of the other process answers, as on the serving path
+//   checked   the same with the payload's checksum
+//   wake-up   half a round trip of two threads over condition variables, on two cores
+//
+// The bars: from 64 KiB an actor's hop takes at most 1.2 times perftest's; below, at most two wake-ups more.
+// With --bulk: the 99th percentile of a dispatch's round trip rises by at most a fifth and the time of one
+// chunk while 1 GiB of bulk goes the same way.
+#include <CLI/CLI.hpp>
 #include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <vector>
+#include <array>
 
-#include "runtime/wire/ucx_wire.hpp"
-#include "tests/runtime/wire/raw_ucx.hpp"
+#include "tests/bench/wire_bench_actors.hpp"
+#include "tests/bench/wire_bench_bulk.hpp"
+#include "tests/bench/wire_bench_parts.hpp"
 
-namespace troupe {
+namespace troupe::wire_bench {
 namespace {
 
-constexpr uint64_t rendezvous_bytes = 64 * 1024;
-constexpr uint64_t largest = uint64_t{16} << 20U;
-
-double now_us() {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-int rounds_for(uint64_t bytes) { return bytes >= largest ? 30 : bytes >= 1 << 20 ? 300 : 10'000; }
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-// Half of the median round trip, in microseconds; the first tenth warms up.
-double half_round_trip_us(uint64_t bytes, const std::function<void()>& round) {
-  std::vector<double> times;
-  const int rounds = rounds_for(bytes);
-  for (int i = -rounds / 10; i < rounds; ++i) {
-    const double began = now_us();
-    round();
-    if (i >= 0) times.push_back((now_us() - began) / 2);
-  }
-  return median(std::move(times));
-}
-
-// A child that runs `serve` with a descriptor to write its address to.
-class server {
- public:
-  explicit server(std::vector<std::string> arguments) {
-    int out[2];
-    if (pipe(out) != 0) std::abort();
-    pid_ = fork();
-    if (pid_ == 0) {
-      dup2(out[1], 1);
-      ::close(out[0]);
-      ::close(out[1]);
-      std::vector<char*> argv;
-      arguments.insert(arguments.begin(), "wire_bench");
-      for (auto& argument : arguments) argv.push_back(argument.data());
-      argv.push_back(nullptr);
-      execv("/proc/self/exe", argv.data());
-      _exit(127);
-    }
-    ::close(out[1]);
-    char letter = 0;
-    while (read(out[0], &letter, 1) == 1 && letter != '\n') address_ += letter;
-    ::close(out[0]);
-  }
-  ~server() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  server(const server&) = delete;
-  server& operator=(const server&) = delete;
-  const std::string& address() const { return address_; }
-
- private:
-  pid_t pid_ = -1;
-  std::string address_;
+struct settings {
+  int passes = 5;
+  std::vector<uint64_t> sizes{4 << 10, 64 << 10, 1 << 20, 16 << 20};
+  std::vector<std::string> transports{"shm", "tcp"};
+  bool json = false;
+  bool bulk = false;
+  ucx_wire_options tuned;
 };
 
-// ---- the wire ----------------------------------------------------------------------------------------
+// "shm" is what the wire uses on one host.
+std::string ucx_list(const std::string& name) { return name == "shm" ? ucx_wire_options{}.transports : name; }
 
-ucx_wire_options wire_options(uint16_t node, const std::string& transports, bool checksum) {
-  ucx_wire_options options;
-  options.node = node;
-  options.incarnation = 1;
-  options.transports = transports;
-  options.payload_checksum = checksum;
-  options.rendezvous_bytes = rendezvous_bytes;
-  return options;
-}
+struct series {
+  std::vector<double> values;
+  double middle() const { return median(values); }
+  double low() const { return values.empty() ? 0 : *std::ranges::min_element(values); }
+  double high() const { return values.empty() ? 0 : *std::ranges::max_element(values); }
+};
 
-std::unique_ptr<ucx_wire> make_wire(const ucx_wire_options& options) {
-  auto made = ucx_wire::make(options);
-  if (!made) {
-    std::fprintf(stderr, "%s\n", made.failure().message.c_str());
-    std::exit(1);
+constexpr const char* perftest_settings[] = {"", "UCX_RNDV_THRESH=64k"};
+constexpr const char* column_names[] = {"perftest", "perftest_64k", "raw", "wire", "actor", "checked"};
+enum column : uint8_t { perftest, perftest_64k, raw, wire, actor, checked, column_count };
+
+using row = std::array<series, column_count>;
+
+void print_row(const settings& wanted, const std::string& transports, uint64_t bytes, const row& figures,
+               const series& wake_up) {
+  const double by_default = figures[perftest].middle();
+  const double with_threshold = figures[perftest_64k].middle();
+  const bool default_is_better = with_threshold == 0 || (by_default > 0 && by_default <= with_threshold);
+  const series& peer = figures[default_is_better ? perftest : perftest_64k];
+  const double ratio = peer.middle() > 0 ? figures[actor].middle() / peer.middle() : 0;
+  const double wake_ups = peer.middle() > 0 ? (figures[actor].middle() - peer.middle()) / wake_up.middle() : 0;
+  const bool by_ratio = bytes >= rendezvous_bytes;
+  const bool held = by_ratio ? ratio <= 1.2 : wake_ups <= 2;
+  const char* verdict = peer.middle() == 0 ? "no perftest" : held ? "held" : "missed";
+  if (wanted.json) {
+    std::printf(R"({"transports":"%s","bytes":%zu)", transports.c_str(), static_cast<size_t>(bytes));
+    for (size_t c = 0; c < column_count; ++c)
+      std::printf(R"(,"%s_us":[%.3f,%.3f,%.3f])", column_names[c], figures[c].middle(), figures[c].low(),
+                  figures[c].high());
+    std::printf(R"(,"wake_up_us":[%.3f,%.3f,%.3f],"ratio":%.3f,"wake_ups":%.2f,"bar":"%s"})"
+                "\n",
+                wake_up.middle(), wake_up.low(), wake_up.high(), ratio, wake_ups, verdict);
+  } else {
+    std::printf("%9zu", static_cast<size_t>(bytes));
+    const auto print = [](const series& one) {
+      char text[64];
+      std::snprintf(text, sizeof text, "%.1f (%.1f-%.1f)", one.middle(), one.low(), one.high());
+      std::printf("  %26s", text);
+    };
+    print(peer);
+    for (size_t c = raw; c < column_count; ++c) print(figures[c]);
+    std::printf("  %5.2f  %8.2f  %s%s\n", ratio, wake_ups, verdict, default_is_better ? "" : " (perftest: 64k)");
   }
-  return std::move(*made);
-}
-
-void serve_wire(const std::string& transports, bool checksum) {
-  const auto node = make_wire(wire_options(2, transports, checksum));
-  node->attach(0, [&](micro_batch message) {
-    const endpoint back{message.header.source_node, 0, message.header.source_incarnation};
-    (void)node->send(back, std::move(message));
-  });
-  std::printf("%s\n", node->listen_address().c_str());
   std::fflush(stdout);
-  for (;;) pause();
 }
 
-// `from_actor`: each round is sent by a thread that waits for the answer; else the receiver sends the
-// next round itself.
-std::vector<double> time_wire(const std::string& transports, const std::vector<uint64_t>& sizes, bool checksum,
-                              bool from_actor) {
-  const server peer({"--serve-wire", transports, checksum ? "1" : "0"});
+void measure_hops(const settings& wanted, const std::string& transports) {
+  const std::string list = ucx_list(transports);
+  std::map<uint64_t, row> rows;
+  series wake_up;
+  series wake_up_anywhere;
+  actors here;
   buffer_pool pool(uint64_t{256} << 20U);
-  std::atomic<bool> up{false};
-  auto options = wire_options(1, transports, checksum);
-  options.on_peer = [&](const peer_event& event) { up = event.up; };
-  const auto node = make_wire(options);
-  if (!node->connect(2, 1, peer.address())) std::abort();
-  while (!up) sched_yield();
-
-  std::vector<double> out;
-  for (const uint64_t bytes : sizes) {
-    micro_batch message;
-    message.header.kind = message_kind::bulk;
-    message.payload = pool.acquire(bytes);
-    std::memset(message.payload->data, 1, bytes);
-    if (from_actor) {
-      std::atomic<int> answers{0};
-      node->attach(0, [&](micro_batch) { ++answers; });
-      out.push_back(half_round_trip_us(bytes, [&] {
-        const int before = answers;
-        (void)node->send({2, 0, 1}, message);
-        while (answers == before) sched_yield();
-      }));
-    } else {
-      std::vector<double> times;
-      std::atomic<bool> done{false};
-      const int rounds = rounds_for(bytes);
-      double began = now_us();
-      node->attach(0, [&](micro_batch) {
-        const double now = now_us();
-        times.push_back((now - began) / 2);
-        began = now;
-        if (static_cast<int>(times.size()) < rounds + rounds / 10) {
-          (void)node->send({2, 0, 1}, message);
-        } else {
-          done = true;
-        }
-      });
-      (void)node->send({2, 0, 1}, message);
-      while (!done) usleep(1000);
-      times.erase(times.begin(), times.begin() + rounds / 10);
-      out.push_back(median(std::move(times)));
+  for (int pass = 0; pass < wanted.passes; ++pass) {
+    wake_up.values.push_back(time_wake_up(true));
+    wake_up_anywhere.values.push_back(time_wake_up(false));
+    for (const uint64_t bytes : wanted.sizes) {
+      row& into = rows[bytes];
+      for (size_t i = 0; i < std::size(perftest_settings); ++i)
+        if (const double figure = time_perftest(list, bytes, perftest_settings[i]); figure > 0)
+          into[perftest + i].values.push_back(figure);
+      into[raw].values.push_back(time_raw(list, bytes));
+      {
+        const server peer({"--serve-wire", list});
+        const client_wire node(wire_options(1, list, false), peer.address());
+        into[wire].values.push_back(time_wire(*node, pool, bytes));
+      }
+      for (const bool checksum : {false, true}) {
+        const server peer({"--serve-actor", list, checksum ? "1" : "0"});
+        const client_wire node(wire_options(1, list, checksum), peer.address());
+        into[checksum ? checked : actor].values.push_back(time_actor(here, *node, pool, bytes));
+      }
     }
-    node->detach(0);
   }
-  return out;
+  if (!wanted.json) {
+    std::printf("\n%s (%s), half a round trip in us, median (lowest-highest) of %d passes\n%9s", transports.c_str(),
+                list.c_str(), wanted.passes, "bytes");
+    for (const char* name : {"perftest", "raw", "wire", "actor", "actor, checked"}) std::printf("  %26s", name);
+    std::printf("  ratio  wake-ups  bar\n");
+  }
+  for (const uint64_t bytes : wanted.sizes) print_row(wanted, transports, bytes, rows[bytes], wake_up);
+  if (!wanted.json)
+    std::printf("a wake-up across cores: %.1f (%.1f-%.1f) us; wherever the threads run: %.1f (%.1f-%.1f) us\n",
+                wake_up.middle(), wake_up.low(), wake_up.high(), wake_up_anywhere.middle(), wake_up_anywhere.low(),
+                wake_up_anywhere.high());
 }
 
-// ---- UCX alone ---------------------------------------------------------------------------------------
-
-struct raw_side {
-  explicit raw_side(const std::string& transports) : ucx(transports), arrived(largest), to_send(largest) {
-    std::memset(arrived.data(), 0, largest);
-    std::memset(to_send.data(), 1, largest);
-    ucx.on_message(1, &raw_side::on_data, this);
+void measure_bulk(const settings& wanted, const std::string& transports) {
+  bulk_bench bench(ucx_list(transports), wanted.tuned);
+  bulk_figures figures;
+  for (int pass = 0; pass < wanted.passes; ++pass) bench.pass(figures);
+  if (figures.loaded_us.empty() || figures.idle_us.empty()) return;
+  const double chunks = static_cast<double>(bulk_bytes) / static_cast<double>(wanted.tuned.bulk_chunk_bytes);
+  const double chunk_us = median(figures.alone_seconds) * 1e6 / chunks;
+  const double idle[] = {quantile(figures.idle_us, 0.5), quantile(figures.idle_us, 0.99)};
+  const double loaded[] = {quantile(figures.loaded_us, 0.5), quantile(figures.loaded_us, 0.99)};
+  const double bar_us = 1.2 * idle[1] + chunk_us;
+  const double alone_rate = static_cast<double>(bulk_bytes) / median(figures.alone_seconds) / 1e9;
+  const double rate = static_cast<double>(bulk_bytes) / median(figures.seconds) / 1e9;
+  const char* verdict = loaded[1] <= bar_us ? "held" : "missed";
+  if (wanted.json) {
+    std::printf(
+        R"({"transports":"%s","chunk_bytes":%zu,"in_flight":%u,"idle_p50_us":%.1f,"idle_p99_us":%.1f,"loaded_p50_us":%.1f,"loaded_p99_us":%.1f,"chunk_us":%.1f,"bar_us":%.1f,"bulk_gb_s":%.2f,"bulk_alone_gb_s":%.2f,"dispatches":%zu,"bar":"%s"})"
+        "\n",
+        transports.c_str(), static_cast<size_t>(wanted.tuned.bulk_chunk_bytes), wanted.tuned.bulk_chunks_in_flight,
+        idle[0], idle[1], loaded[0], loaded[1], chunk_us, bar_us, rate, alone_rate, figures.loaded_us.size(), verdict);
+  } else {
+    std::printf(
+        "\n%s, dispatches of %zu KiB, round trip in us; bulk in chunks of %zu KiB, %u in flight\n"
+        "  without bulk  p50 %8.1f  p99 %8.1f\n"
+        "  with bulk     p50 %8.1f  p99 %8.1f  of %zu dispatches\n"
+        "  one chunk %.1f us; bar for p99 %.1f us: %s\n"
+        "  bulk %.2f GB/s with dispatches, %.2f GB/s alone\n",
+        transports.c_str(), static_cast<size_t>(bulk_dispatch_bytes >> 10U),
+        static_cast<size_t>(wanted.tuned.bulk_chunk_bytes >> 10U), wanted.tuned.bulk_chunks_in_flight, idle[0], idle[1],
+        loaded[0], loaded[1], figures.loaded_us.size(), chunk_us, bar_us, verdict, rate, alone_rate);
   }
-  static ucs_status_t on_data(void* argument, const void*, size_t, void* data, size_t size,
-                              const ucp_am_recv_param_t* parameters) {
-    auto& self = *static_cast<raw_side*>(argument);
-    self.size = size;
-    if ((parameters->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
-      self.descriptor = data;
-      return UCS_INPROGRESS;
-    }
-    std::memcpy(self.arrived.data(), data, size);
-    self.complete = true;
-    return UCS_OK;
-  }
-  void send(uint64_t bytes) {
-    char header[128] = {};
-    const uint32_t flags = bytes >= rendezvous_bytes ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
-    ucx.send(1, header, sizeof header, to_send.data(), bytes, flags);
-  }
-  void receive() {
-    while (!complete && descriptor == nullptr) ucx.progress();
-    if (descriptor != nullptr) ucx.receive(descriptor, arrived.data(), size);
-    descriptor = nullptr;
-    complete = false;
-  }
-
-  raw_ucx ucx;
-  std::vector<char> arrived;
-  std::vector<char> to_send;
-  void* descriptor = nullptr;
-  size_t size = 0;
-  bool complete = false;
-};
-
-void serve_raw(const std::string& transports) {
-  raw_side side(transports);
-  std::printf("%s\n", side.ucx.listen().c_str());
   std::fflush(stdout);
-  for (;;) {
-    side.receive();
-    side.send(side.size);
+}
+
+// The modes in which this program starts itself.
+int serve(const std::vector<std::string>& arguments) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const std::string& mode = arguments[0];
+  if (mode == "--serve-wire" && arguments.size() == 2) serve_wire(arguments[1]);
+  if (mode == "--serve-actor" && arguments.size() == 3) serve_actor(arguments[1], arguments[2] == "1");
+  if (mode == "--serve-raw" && arguments.size() == 3) serve_raw(arguments[1], std::stoull(arguments[2]));
+  if (mode == "--serve-bulk" && arguments.size() == 4) {
+    ucx_wire_options tuned;
+    tuned.bulk_chunk_bytes = std::stoull(arguments[2]);
+    tuned.bulk_chunks_in_flight = static_cast<uint32_t>(std::stoul(arguments[3]));
+    serve_bulk(arguments[1], tuned);
   }
+  return 2;
 }
 
-std::vector<double> time_raw(const std::string& transports, const std::vector<uint64_t>& sizes) {
-  const server peer({"--serve-raw", transports});
-  raw_side side(transports);
-  side.ucx.connect(peer.address());
-  std::vector<double> out;
-  for (const uint64_t bytes : sizes)
-    out.push_back(half_round_trip_us(bytes, [&] {
-      side.send(bytes);
-      side.receive();
-    }));
-  return out;
-}
-
-// ---- ucx_perftest ------------------------------------------------------------------------------------
-
-// Its typical half round trip in microseconds, or 0 where it is not installed or fails.
-double time_perftest(const std::string& transports, uint64_t bytes) {
-  const int port = 20000 + static_cast<int>(getpid() % 20000);
-  char command[512];
-  std::snprintf(command, sizeof command,
-                "command -v ucx_perftest >/dev/null && export UCX_TLS=%s UCX_WARN_UNUSED_ENV_VARS=n && "
-                "{ timeout 60 ucx_perftest -p %d >/dev/null 2>&1 & sleep 1; "
-                "timeout 60 ucx_perftest 127.0.0.1 -p %d -t ucp_am_lat -s %zu -n %d -w 20 2>/dev/null; wait; }",
-                transports.c_str(), port, port, static_cast<size_t>(bytes), rounds_for(bytes));
-  FILE* const out = popen(command, "r");
-  if (out == nullptr) return 0;
-  double typical = 0;
-  char line[512];
-  while (std::fgets(line, sizeof line, out) != nullptr) {
-    double iterations = 0;
-    double percentile = 0;
-    if (std::sscanf(line, "Final: %lf %lf", &iterations, &percentile) == 2) typical = percentile;
-  }
-  pclose(out);
-  return typical;
-}
-
-// Each figure is the median of several passes, which alternate so that a busy machine disturbs all alike.
-void print_table(const std::string& transports, bool json) {
-  const std::vector<uint64_t> sizes{4 << 10, 32 << 10, 64 << 10, 1 << 20, largest};
-  constexpr int passes = 5;
-  struct column {
-    std::function<std::vector<double>()> measure;
-    std::vector<std::vector<double>> by_size;
-  };
-  std::vector<column> columns{{[&] { return time_raw(transports, sizes); }, {}},
-                              {[&] { return time_wire(transports, sizes, false, false); }, {}},
-                              {[&] { return time_wire(transports, sizes, false, true); }, {}},
-                              {[&] { return time_wire(transports, sizes, true, false); }, {}}};
-  for (auto& one : columns) one.by_size.resize(sizes.size());
-  for (int pass = 0; pass < passes; ++pass)
-    for (auto& one : columns) {
-      const auto times = one.measure();
-      for (size_t i = 0; i < sizes.size(); ++i) one.by_size[i].push_back(times[i]);
+int run(int argc, char** argv) {
+  settings wanted;
+  CLI::App app{"What a micro-batch between two processes costs: the UCX wire beside UCX itself."};
+  app.add_option("--passes", wanted.passes, "Alternating passes of every column")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  app.add_option("--sizes", wanted.sizes, "Payload bytes, multiples of 4096")->capture_default_str();
+  app.add_option("--transports", wanted.transports, "shm (shared memory), tcp, or a list of UCX's")
+      ->capture_default_str();
+  app.add_flag("--json", wanted.json, "One JSON object a line; each *_us is [median, lowest, highest]");
+  app.add_flag("--bulk", wanted.bulk, "Measure dispatches beside bulk instead");
+  app.add_option("--chunk", wanted.tuned.bulk_chunk_bytes, "With --bulk: bulk_chunk_bytes")->capture_default_str();
+  app.add_option("--in-flight", wanted.tuned.bulk_chunks_in_flight, "With --bulk: bulk_chunks_in_flight")
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  for (const uint64_t bytes : wanted.sizes) {
+    if (bytes == 0 || bytes % row_size != 0 || bytes > uint64_t{64} << 20U) {
+      std::fprintf(stderr, "bench_wire: --sizes must be multiples of 4096, up to 64 MiB\n");
+      return 2;
     }
-  if (!json)
-    std::printf("\n%s, half round trip in us (median)\n%10s %10s %10s %8s %12s %14s %10s\n", transports.c_str(),
-                "bytes", "raw", "wire", "ratio", "wire, actor", "wire, checked", "perftest");
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    double figure[4];
-    for (size_t c = 0; c < 4; ++c) figure[c] = median(columns[c].by_size[i]);
-    const double perftest = time_perftest(transports, sizes[i]);
-    if (json) {
-      std::printf(
-          R"({"transports":"%s","bytes":%zu,"raw_us":%.3f,"wire_us":%.3f,"actor_us":%.3f,"checked_us":%.3f,"perftest_us":%.3f})"
-          "\n",
-          transports.c_str(), static_cast<size_t>(sizes[i]), figure[0], figure[1], figure[2], figure[3], perftest);
-    } else {
-      std::printf("%10zu %10.2f %10.2f %8.2f %12.2f %14.2f %10.2f\n", static_cast<size_t>(sizes[i]), figure[0],
-                  figure[1], figure[1] / figure[0], figure[2], figure[3], perftest);
-    }
-    std::fflush(stdout);
   }
+  for (const auto& transports : wanted.transports)
+    wanted.bulk ? measure_bulk(wanted, transports) : measure_hops(wanted, transports);
+  return 0;
 }
 
 }  // namespace
-}  // namespace troupe
+}  // namespace troupe::wire_bench
 
 int main(int argc, char** argv) {
-  const std::string mode = argc > 1 ? argv[1] : "";
-  if (mode.starts_with("--serve")) prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (mode == "--serve-wire" && argc == 4) troupe::serve_wire(argv[2], argv[3][0] == '1');
-  if (mode == "--serve-raw" && argc == 3) troupe::serve_raw(argv[2]);
-  if (!mode.empty() && mode != "--json") {
-    std::fprintf(stderr, "usage: wire_bench [--json]\n");
-    return 2;
-  }
-  for (const char* transports : {"posix,cma,tcp", "tcp"}) troupe::print_table(transports, mode == "--json");
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (!arguments.empty() && arguments[0].starts_with("--serve-")) return troupe::wire_bench::serve(arguments);
+  return troupe::wire_bench::run(argc, argv);
 }

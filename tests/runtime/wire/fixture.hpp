@@ -4,6 +4,8 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,6 +55,11 @@ class event_log {
   std::string last_reason() const {
     const std::lock_guard lock(mutex_);
     return events_.empty() ? "" : events_.back().reason;
+  }
+  bool has_reason(const std::string& part) const {
+    const std::lock_guard lock(mutex_);
+    return std::ranges::any_of(events_,
+                               [&](const auto& event) { return event.reason.find(part) != std::string::npos; });
   }
   uint16_t last_unit() const {
     const std::lock_guard lock(mutex_);
@@ -117,10 +124,11 @@ inline std::string describe(const ucx_wire& wire) {
   std::snprintf(
       text, sizeof text,
       "sent %zu received %zu in flight %zu malformed %zu stale %zu unaddressed %zu overflowed %zu cut off %zu "
-      "gaps %zu held %zu refused greetings %zu up %zu",
+      "gaps %zu held %zu assemblies %zu refused greetings %zu up %zu links %zu reconnections %zu",
       size_t{s.messages_sent}, size_t{s.messages_received}, size_t{s.bytes_in_flight}, size_t{c.malformed},
       size_t{c.stale}, size_t{c.unaddressed}, size_t{c.overflowed}, size_t{c.cut_off}, size_t{c.sequence_gaps},
-      size_t{c.held}, size_t{c.refused_greetings}, size_t{c.peers_up});
+      size_t{c.held}, size_t{c.assemblies}, size_t{c.refused_greetings}, size_t{c.peers_up}, size_t{c.links},
+      size_t{c.reconnections});
   return text;
 }
 
@@ -133,6 +141,64 @@ inline result<void> send_patiently(wire& from, endpoint to, const micro_batch& m
     std::this_thread::yield();
   }
 }
+
+struct pair_of_wires {
+  buffer_pool pool{uint64_t{64} << 20U};  // outlives the wires
+  event_log events_one;
+  event_log events_two;
+  std::unique_ptr<ucx_wire> one;
+  std::unique_ptr<ucx_wire> two;
+
+  explicit pair_of_wires(const std::function<void(ucx_wire_options&)>& adjust = {}) {
+    auto options_one = options_of(1, 11, &events_one);
+    auto options_two = options_of(2, 22, &events_two);
+    if (adjust) {
+      adjust(options_one);
+      adjust(options_two);
+    }
+    one = wire_of(options_one);
+    two = wire_of(options_two);
+  }
+  void connect() {
+    REQUIRE(one->connect(2, 22, two->listen_address()));
+    REQUIRE(eventually([&] { return events_one.count(2, 22, true) == 1 && events_two.count(1, 11, true) == 1; }));
+  }
+  static constexpr endpoint at_one{1, 5, 11};
+  static constexpr endpoint at_two{2, 5, 22};
+};
+
+// What is logged during its lifetime, which may outlast no wire that logs.
+class captured_log {
+ public:
+  captured_log() : sink_(std::make_shared<sink>()), before_(spdlog::default_logger()) {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>("captured", sink_));
+  }
+  ~captured_log() { spdlog::set_default_logger(before_); }
+  captured_log(const captured_log&) = delete;
+  captured_log& operator=(const captured_log&) = delete;
+
+  bool has(const std::string& part) const { return text().find(part) != std::string::npos; }
+  std::string text() const { return sink_->text(); }
+
+ private:
+  class sink : public spdlog::sinks::base_sink<std::mutex> {
+   public:
+    std::string text() {
+      const std::lock_guard lock(mutex_);
+      return text_;
+    }
+
+   private:
+    void sink_it_(const spdlog::details::log_msg& message) override {
+      text_.append(message.payload.data(), message.payload.size());
+      text_ += '\n';
+    }
+    void flush_() override {}
+    std::string text_;
+  };
+  const std::shared_ptr<sink> sink_;
+  const std::shared_ptr<spdlog::logger> before_;
+};
 
 // A node in a process of its own (see peer/wire_peer.cpp).
 class peer_process {

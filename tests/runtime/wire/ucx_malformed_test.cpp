@@ -6,94 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "runtime/wire/ucx_greeting.hpp"
-#include "runtime/wire/ucx_link.hpp"
-#include "tests/runtime/wire/fixture.hpp"
-#include "tests/runtime/wire/raw_ucx.hpp"
+#include "tests/runtime/wire/liar.hpp"
 
 namespace troupe {
 namespace {
 
 using namespace wire_test;
-
-constexpr uint64_t liar_session = 77;
-
-// A stranger with the protocol's messages at hand, connected to this test's node 1, incarnation 11.
-struct liar {
-  event_log events;
-  std::atomic<int> delivered{0};
-  std::unique_ptr<ucx_wire> node;
-  raw_ucx ucx{"posix,cma,tcp"};
-  greeting heard;
-
-  explicit liar(const std::function<void(ucx_wire_options&)>& adjust = {}) {
-    auto options = options_of(1, 11, &events);
-    if (adjust) adjust(options);
-    node = wire_of(options);
-    node->attach(5, [this](micro_batch) { ++delivered; });
-    ucx.on_message(message_id_greeting, &liar::on_greeting, this);
-    ucx.connect(node->listen_address());
-  }
-  static ucs_status_t on_greeting(void* argument, const void* header, size_t size, void*, size_t,
-                                  const ucp_am_recv_param_t*) {
-    if (auto read = read_greeting(header, size)) static_cast<liar*>(argument)->heard = *read;
-    return UCS_OK;
-  }
-
-  static greeting hello() {
-    greeting out;
-    out.phase = greeting_phase::hello;
-    out.node = 2;
-    out.incarnation = 22;
-    out.destination_node = 1;
-    out.destination_incarnation = 11;
-    out.session = liar_session;
-    return out;
-  }
-  void say(greeting message, bool sealed = true) {
-    if (sealed) seal(message);
-    say_bytes(&message, sizeof message);
-  }
-  void say_bytes(const void* bytes, size_t size) {
-    ucx.send(message_id_greeting, bytes, size, nullptr, 0, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY);
-  }
-  void introduce() {
-    say(hello());
-    REQUIRE(until([&] { return heard.phase == greeting_phase::welcome; }));
-    auto ready = hello();
-    ready.phase = greeting_phase::ready;
-    ready.destination_session = heard.session;
-    say(ready);
-    REQUIRE(until([&] { return events.count(2, 22, true) == 1; }));
-  }
-  static micro_batch_header data_header(uint64_t payload_bytes) {
-    micro_batch_header header;
-    header.kind = message_kind::bulk;
-    header.source_node = 2;
-    header.source_incarnation = 22;
-    header.destination_slot = 5;
-    header.destination_incarnation = 11;
-    header.session = liar_session;
-    header.payload_bytes = payload_bytes;
-    return header;
-  }
-  void send(micro_batch_header header, const std::vector<char>& payload, bool sealed = true) {
-    if (sealed) {
-      micro_batch message;
-      message.header = header;
-      seal(message, false);
-      header = message.header;
-    }
-    const uint32_t flags = payload.size() >= 65536 ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
-    ucx.send(message_id_data, &header, sizeof header, payload.data(), payload.size(), flags);
-  }
-  bool until(const std::function<bool()>& condition) {
-    return eventually([&] {
-      ucx.progress();
-      return condition();
-    });
-  }
-};
 
 TEST_CASE("a stranger that introduces itself properly is heard") {
   liar peer;
@@ -168,6 +86,12 @@ TEST_CASE("data of another node, incarnation or session is dropped as stale") {
   CHECK(peer.delivered == 0);
 }
 
+micro_batch patterned_nothing() {
+  micro_batch message;
+  message.header.kind = message_kind::bulk;
+  return message;
+}
+
 TEST_CASE("lost and repeated headers show as gaps in the sequence") {
   liar peer;
   peer.introduce();
@@ -182,7 +106,7 @@ TEST_CASE("lost and repeated headers show as gaps in the sequence") {
 
 TEST_CASE("a stranger's malformed greetings end its connection and nobody else's") {
   std::mt19937_64 random(1);
-  for (int kind = 0; kind < 5; ++kind) {
+  for (int kind = 0; kind < 6; ++kind) {
     CAPTURE(kind);
     liar peer([](ucx_wire_options& options) { options.handshake_timeout_ms = 2000; });
     auto message = liar::hello();
@@ -199,10 +123,14 @@ TEST_CASE("a stranger's malformed greetings end its connection and nobody else's
         message.session = 0;
         peer.say(message);
         break;
+      case 4:
+        message.bulk_chunk_bytes = 0;
+        peer.say(message);
+        break;
       default: break;  // says nothing at all
     }
     CHECK(peer.until([&] { return peer.ucx.failed(); }));
-    CHECK(peer.node->counters().malformed == (kind < 4 ? 1 : 0));
+    CHECK(peer.node->counters().malformed == (kind < 5 ? 1 : 0));
     CHECK(peer.node->counters().peers_up == 0);
   }
 }
@@ -225,13 +153,105 @@ TEST_CASE("greetings out of turn are ignored") {
 }
 
 TEST_CASE("a greeting of another version is told so") {
+  const captured_log log;
   liar peer;
   auto message = liar::hello();
   message.version = 9;
-  peer.say(message);
+  peer.say(message, false);  // its checksum may be elsewhere
   REQUIRE(peer.until([&] { return peer.heard.phase == greeting_phase::refuse; }));
   CHECK(peer.heard.reason == refusal::wrong_version);
   CHECK(peer.node->counters().refused_greetings == 1);
+  CHECK(peer.until([&] { return peer.ucx.failed() && peer.node->counters().links == 0; }));
+  CHECK_MESSAGE(log.has("node 2 at 127.0.0.1:"), log.text());
+  CHECK_MESSAGE(log.has("speaks wire version 9, this one 2; run the same build on all nodes"), log.text());
+}
+
+greeting reversed(greeting of) {
+  of.magic = __builtin_bswap32(of.magic);
+  of.version = __builtin_bswap16(of.version);
+  of.node = __builtin_bswap16(of.node);
+  return of;
+}
+
+TEST_CASE("a greeting of the other byte order is told so") {
+  const captured_log log;
+  liar peer;
+  peer.say(reversed(liar::hello()), false);
+  REQUIRE(peer.until([&] { return peer.heard.phase == greeting_phase::refuse; }));
+  CHECK(peer.heard.reason == refusal::wrong_byte_order);
+  CHECK(peer.until([&] { return peer.ucx.failed() && peer.node->counters().links == 0; }));
+  CHECK_MESSAGE(log.has("node 2 at 127.0.0.1:"), log.text());
+  CHECK_MESSAGE(log.has("has the other byte order"), log.text());
+}
+
+TEST_CASE("a node that finds another version or byte order where it connects says so and tries no more") {
+  for (const bool other_order : {false, true}) {
+    CAPTURE(other_order);
+    const captured_log log;
+    raw_ucx stranger("posix,cma,tcp");
+    bool asked = false;
+    stranger.on_message(
+        message_id_greeting,
+        [](void* heard, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*) {
+          *static_cast<bool*>(heard) = true;
+          return UCS_OK;
+        },
+        &asked);
+    const std::string address = stranger.listen();
+    event_log events;
+    const auto node = wire_of(options_of(1, 11, &events));
+    REQUIRE(node->connect(2, 22, address));
+    REQUIRE(eventually([&] {
+      stranger.progress();
+      return asked;
+    }));
+    greeting refusal_message;
+    refusal_message.phase = greeting_phase::refuse;
+    refusal_message.reason = refusal::wrong_version;
+    refusal_message.node = 2;
+    if (other_order) {
+      refusal_message = reversed(refusal_message);
+    } else {
+      refusal_message.version = 9;
+    }
+    liar::say_to(stranger, &refusal_message, sizeof refusal_message);
+    CHECK(eventually([&] {
+      stranger.progress();
+      return events.count(2, 22, false) == 1 && node->counters().links == 0;
+    }));
+    const char* what = other_order ? "has the other byte order" : "speaks wire version 9, this one 2; run the same";
+    CHECK_MESSAGE(events.has_reason(what), events.last_reason());
+    CHECK_MESSAGE(log.has("node 2 at " + address + " " + what), log.text());
+    CHECK(node->send({2, 5, 22}, patterned_nothing()).failure().code == errc::unavailable);
+    CHECK(node->counters().reconnections == 0);
+  }
+}
+
+TEST_CASE("a node that this one disconnected connects again on purpose only") {
+  liar peer;
+  peer.introduce();
+  peer.node->disconnect(2);
+  REQUIRE(peer.until([&] { return peer.ucx.failed(); }));
+  const auto knock = [&](uint16_t flags) {
+    raw_ucx ucx("posix,cma,tcp");
+    peer.heard = {};
+    ucx.on_message(message_id_greeting, &liar::on_greeting, &peer);
+    ucx.connect(peer.node->listen_address());
+    auto message = liar::hello();
+    message.flags = flags;
+    message.session = liar_session + 1;
+    seal(message);
+    liar::say_to(ucx, &message, sizeof message);
+    REQUIRE(eventually([&] {
+      ucx.progress();
+      return peer.heard.phase != greeting_phase{};
+    }));
+    return peer.heard;
+  };
+  const auto refused = knock(greeting::flag_automatic);
+  CHECK(refused.phase == greeting_phase::refuse);
+  CHECK(refused.reason == refusal::parted);
+  CHECK(knock(0).phase == greeting_phase::welcome);
 }
 
 TEST_CASE("a greeting survives its encoding, and every damaged byte is noticed") {

@@ -13,31 +13,6 @@ namespace {
 
 using namespace wire_test;
 
-struct pair_of_wires {
-  buffer_pool pool{uint64_t{64} << 20U};  // outlives the wires
-  event_log events_one;
-  event_log events_two;
-  std::unique_ptr<ucx_wire> one;
-  std::unique_ptr<ucx_wire> two;
-
-  explicit pair_of_wires(const std::function<void(ucx_wire_options&)>& adjust = {}) {
-    auto options_one = options_of(1, 11, &events_one);
-    auto options_two = options_of(2, 22, &events_two);
-    if (adjust) {
-      adjust(options_one);
-      adjust(options_two);
-    }
-    one = wire_of(options_one);
-    two = wire_of(options_two);
-  }
-  void connect() {
-    REQUIRE(one->connect(2, 22, two->listen_address()));
-    REQUIRE(eventually([&] { return events_one.count(2, 22, true) == 1 && events_two.count(1, 11, true) == 1; }));
-  }
-  static constexpr endpoint at_one{1, 5, 11};
-  static constexpr endpoint at_two{2, 5, 22};
-};
-
 TEST_CASE("messages of 0 bytes to 8 MiB arrive intact in both directions and every buffer returns") {
   for (const char* transports : {"posix,cma,tcp", "tcp"}) {
     for (const bool checksum : {false, true}) {
@@ -105,7 +80,11 @@ TEST_CASE("both nodes may connect at the same moment and each message arrives on
                   describe(*pair.two));
     CHECK(pair.events_one.count(2, 22, true) == 1);
     CHECK(pair.events_two.count(1, 11, true) == 1);
+    CHECK_MESSAGE(eventually([&] { return pair.one->counters().links == 1 && pair.two->counters().links == 1; }),
+                  describe(*pair.one), " / ", describe(*pair.two));
     CHECK(pair.events_one.count(2, 22, false) == 0);
+    CHECK(pair.events_two.count(1, 11, false) == 0);
+    CHECK(pair.one->statistics().messages_dropped == 0);
   }
 }
 
@@ -217,6 +196,7 @@ TEST_CASE("when receive memory is used up messages wait, and other classes go on
       options.classes[0].receive_pool = &other;
       options.classes[1].receive_pool = &other;
       options.classes[2].receive_pool = &small;
+      options.bulk_chunks_in_flight = 16;  // all of them, so that all wait at the receiver
     });
     pair.connect();
     std::mutex mutex;
