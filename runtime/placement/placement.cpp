@@ -13,16 +13,16 @@ std::string place_name(uint32_t layer, uint32_t expert) {
 
 }  // namespace
 
-result<placement_policy> find_placement_policy(std::string_view name) {
-  if (name == "linear") return placement_policy(place_linear);
+result<table_policy> find_placement_policy(std::string_view name) {
+  if (name == "linear") return table_policy(place_linear);
   return error{errc::not_found, "there is no placement policy '" + std::string(name) + "'; there is: linear"};
 }
 
-result<placement_plan> place_linear(const placement_request& request) {
+result<placement_answer> place_linear(const placement_request& request) {
   if (request.nodes.empty()) return error{errc::invalid_argument, "a placement needs at least one node"};
   const auto count = static_cast<uint32_t>(request.nodes.size());
   const uint32_t replicas = std::min(1 + request.redundant_replicas, count);
-  placement_plan plan;
+  placement_answer plan;
   auto& table = plan.table;
   table.layers = static_cast<uint32_t>(request.moe_layers.size());
   table.experts = request.experts;

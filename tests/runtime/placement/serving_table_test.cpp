@@ -1,6 +1,6 @@
-#include "runtime/placement/placement.hpp"
-
 #include <doctest/doctest.h>
+
+#include "runtime/placement/placement.hpp"
 
 namespace troupe {
 namespace {

@@ -1,0 +1,119 @@
+#include "runtime/placement/objective.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace troupe {
+
+std::vector<double> device_rows(const expert_map& map, std::span<const double> rows, size_t devices,
+                                std::span<const float> shares) {
+  std::vector<double> received(size_t{map.layers} * devices, 0.0);
+  for (uint32_t layer = 0; layer < map.layers; ++layer) {
+    double* row = received.data() + size_t{layer} * devices;
+    for (uint32_t expert = 0; expert < map.experts; ++expert) {
+      const size_t entry = size_t{layer} * map.experts + expert;
+      const uint32_t from = map.offsets[entry];
+      const uint32_t to = map.offsets[entry + 1];
+      for (uint32_t i = from; i < to; ++i)
+        row[map.devices[i]] += shares.empty() ? rows[entry] / (to - from) : rows[entry] * double{shares[i]};
+    }
+  }
+  return received;
+}
+
+double balance_of(std::span<const double> layer_rows, std::span<const uint32_t> slots) {
+  double total = 0;
+  double highest = 0;
+  size_t serving = 0;
+  for (size_t device = 0; device < slots.size(); ++device) {
+    if (slots[device] == 0) continue;
+    ++serving;
+    total += layer_rows[device];
+    highest = std::max(highest, layer_rows[device]);
+  }
+  return highest > 0 ? total / static_cast<double>(serving) / highest : 1.0;
+}
+
+placement_objective objective_of(const expert_map& map, std::span<const double> rows, std::span<const uint32_t> slots,
+                                 std::span<const float> shares) {
+  const auto received = device_rows(map, rows, slots.size(), shares);
+  placement_objective objective{0, 1, 0};
+  for (uint32_t layer = 0; layer < map.layers; ++layer) {
+    const double balance = balance_of({received.data() + layer * slots.size(), slots.size()}, slots);
+    objective.balance_mean += balance / map.layers;
+    if (balance < objective.balance_worst) {
+      objective.balance_worst = balance;
+      objective.worst_layer = layer;
+    }
+  }
+  return objective;
+}
+
+namespace {
+
+// Replicas that an expert needs so that none serves more than `rows_max`.
+double replicas_needed(double rows, double rows_max) { return std::max(1.0, std::ceil(rows / rows_max - 1e-9)); }
+
+struct shrinking {
+  double fewer = 0;  // replicas that are large no more
+  double slots = 0;  // what that takes
+};
+
+// Whether it can be shown that no map keeps every device at or below `rows_max`.
+bool impossible(std::span<const double> rows, std::span<const uint32_t> slots, double rows_max, row_shares shares,
+                std::vector<shrinking>& options) {
+  const double all = std::accumulate(slots.begin(), slots.end(), 0.0);
+  double spare = all;
+  for (const double expert : rows) spare -= replicas_needed(expert, rows_max);
+  if (spare < 0) return true;
+  if (shares == row_shares::any) return false;
+  const uint32_t most = *std::max_element(slots.begin(), slots.end());
+  for (uint32_t k = 2; k <= most; ++k) {
+    double allowed = 0;
+    for (const uint32_t device : slots) allowed += std::min(device, k - 1);
+    // Large: above a k-th of the maximum. More replicas of an expert make all of them small at once; the best
+    // use of the spare slots for that, fractions of an expert allowed, leaves no fewer large ones than any map has.
+    double large = 0;
+    options.clear();
+    for (const double expert : rows) {
+      const double needed = replicas_needed(expert, rows_max);
+      if (expert / needed <= rows_max / k * (1 + 1e-9)) continue;
+      large += needed;
+      options.push_back({needed, replicas_needed(expert, rows_max / k) - needed});
+    }
+    std::sort(options.begin(), options.end(),
+              [](const shrinking& a, const shrinking& b) { return a.fewer * b.slots > b.fewer * a.slots; });
+    double left = spare;
+    for (const auto& option : options) {
+      if (left <= 0) break;
+      const double part = option.slots > 0 ? std::min(1.0, left / option.slots) : 1.0;
+      large -= part * option.fewer;
+      left -= part * option.slots;
+    }
+    if (large > allowed + 1e-6) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+double balance_bound(std::span<const double> layer_rows, std::span<const uint32_t> slots, row_shares shares) {
+  const double total = std::accumulate(layer_rows.begin(), layer_rows.end(), 0.0);
+  const auto serving =
+      static_cast<double>(slots.size()) - static_cast<double>(std::count(slots.begin(), slots.end(), 0U));
+  if (total <= 0 || serving == 0) return 1;
+  const double mean = total / serving;
+  double low = mean;  // the maximum is at least this
+  double high = std::max(mean, total);
+  std::vector<shrinking> options;
+  options.reserve(layer_rows.size());
+  if (!impossible(layer_rows, slots, low, shares, options)) return 1;
+  for (int step = 0; step < 40; ++step) {
+    const double middle = (low + high) / 2;
+    (impossible(layer_rows, slots, middle, shares, options) ? low : high) = middle;
+  }
+  return mean / low;
+}
+
+}  // namespace troupe
