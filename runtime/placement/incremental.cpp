@@ -1,6 +1,8 @@
 #include "runtime/placement/incremental.hpp"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <queue>
 
 #include "runtime/placement/eplb.hpp"
@@ -70,6 +72,37 @@ struct taken {
   double worth = 0;  // gain in parts of the layer's mean device load, for each replica loaded
 };
 
+struct layer_goal {
+  float target = 0;   // rows of a device that exchanges aim at
+  float limit = 0;    // rows that the fullest device may have
+  float replica = 0;  // rows that a replica may have
+  float worth = 0;    // rows that each replica loaded must take away
+};
+
+// More replicas for experts whose replicas are too large; exchanges, until no device is above the target that a
+// worthwhile one relieves. Where that leaves one above the limit, experts are brought to the numbers of replicas that
+// EPLB gives them, and exchanges go on.
+std::vector<taken> relieve(layer_state& state, const layer_goal& goal, std::span<const uint32_t> wanted,
+                           uint32_t steps_max) {
+  std::vector<taken> steps;
+  steps.reserve(64);
+  const auto take_all = [&](auto&& next) {
+    while (steps.size() < steps_max) {
+      const layer_step step = next();
+      if (step.what == layer_step::kind::none) return;
+      state.apply(step);
+      steps.push_back({step, double{step.gain} / double{goal.target} / step.loads});
+    }
+  };
+  take_all([&] { return state.step_towards(wanted, goal.replica); });
+  take_all([&] { return state.best_exchange(goal.target, goal.worth); });
+  if (state.highest() <= goal.limit) return steps;
+  take_all([&] { return state.step_towards(wanted, 0); });
+  state.forget_stuck();
+  take_all([&] { return state.best_exchange(goal.target, goal.worth); });
+  return steps;
+}
+
 // Of every layer's steps, in their order, those that fit the budget: the layer whose next step is worth most first.
 std::vector<uint32_t> within(const std::vector<std::vector<taken>>& steps, uint64_t loads_max) {
   std::vector<uint32_t> kept(steps.size());
@@ -90,8 +123,8 @@ std::vector<uint32_t> within(const std::vector<std::vector<taken>>& steps, uint6
 }  // namespace
 
 result<placement_proposal> place_incremental(const placement_input& input, const incremental_settings& settings) {
-  if (!(settings.aim > 0 && settings.aim <= 1))
-    return error{errc::invalid_argument, "incremental: aim must be above 0 and at most 1"};
+  if (!(settings.aim >= 0 && settings.aim <= 10) || !(settings.worth >= 0 && settings.worth <= 10))
+    return error{errc::invalid_argument, "incremental: aim and worth must be from 0 to 10"};
   if (input.current == nullptr) {
     auto first = place_eplb(input);
     if (first) first->reason = "incremental: nothing to start from, so as eplb";
@@ -102,6 +135,7 @@ result<placement_proposal> place_incremental(const placement_input& input, const
   const auto usable = usable_slots(input);
   const auto fresh =
       solve_eplb(rows, input.load.layers, experts, input.limits.expert_groups, input.topology, usable, false);
+  const auto serving = static_cast<float>(usable.size() - static_cast<size_t>(std::count(usable.begin(), usable.end(), 0U)));
   auto slots = surviving(*input.current, usable);
   const uint32_t width = slots.slots();
   layer_state state(slots.first, experts);
@@ -115,16 +149,17 @@ result<placement_proposal> place_incremental(const placement_input& input, const
     uint16_t* row = slots.experts.data() + size_t{layer} * width;
     placed += place_missing(row, width, experts, counts);
     std::copy(row, row + width, before.experts.data() + size_t{layer} * width);
-    const float target = highest_load(fresh, layer, layer_rows, counts) / static_cast<float>(settings.aim);
+    const float highest = highest_load(fresh, layer, layer_rows, counts);
+    const float mean = std::accumulate(layer_rows.begin(), layer_rows.end(), 0.0F) / serving;
+    layer_goal goal;
+    goal.target = mean + static_cast<float>(settings.aim) * (highest - mean);
+    goal.limit = std::max(goal.target, highest) * 1.0001F;
+    goal.worth = static_cast<float>(settings.worth) * mean;
+    for (uint32_t expert = 0; expert < experts; ++expert)
+      goal.replica = std::max(goal.replica, layer_rows[expert] / static_cast<float>(counts[expert]));
     state.start({row, width}, layer_rows);
-    steps[layer].reserve(64);
-    while (steps[layer].size() < settings.steps_max) {
-      const auto step = state.best_step(target);
-      if (step.what == layer_step::kind::none) break;
-      state.apply(step);
-      steps[layer].push_back({step, double{step.gain} / double{target} / step.loads});
-      loads += step.loads;
-    }
+    steps[layer] = relieve(state, goal, counts, settings.steps_max);
+    for (const auto& each : steps[layer]) loads += each.step.loads;
     std::copy(state.slots().begin(), state.slots().end(), row);
   }
   const uint64_t budget = input.limits.move_bytes_max / std::max<uint64_t>(1, input.limits.expert_bytes);

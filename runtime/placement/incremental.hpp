@@ -11,7 +11,8 @@
 namespace troupe {
 
 struct incremental_settings {
-  double aim = 0.99;          // of EPLB's balance, at which a layer is left alone; nearer 1 moves more
+  double aim = 0.5;           // how far above the mean device EPLB's fullest is: what part of that is the target
+  double worth = 0.02;        // of the mean device's rows, that each replica loaded must take away
   uint32_t steps_max = 1000;  // in one layer
 };
 

@@ -1,40 +1,74 @@
 #include "runtime/placement/layer_state.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <cstring>
+#include <limits>
 
 #include "runtime/placement/expert_map.hpp"
 
 namespace troupe {
 
+namespace {
+
+// Four floats at a time; every x86-64 has them.
+constexpr uint32_t lanes = 4;
+using lane_vector [[gnu::vector_size(lanes * sizeof(float))]] = float;
+
+lane_vector load_lanes(const float* from) {
+  lane_vector value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+lane_vector all_lanes(float value) { return lane_vector{value, value, value, value}; }
+
+lane_vector larger(lane_vector a, lane_vector b) { return a > b ? a : b; }
+
+}  // namespace
+
 layer_state::layer_state(std::span<const uint32_t> first, uint32_t experts)
     : first_(first),
+      width_((first.back() + lanes - 1) / lanes * lanes),
       device_of_(first.back()),
       slots_(first.back()),
       rows_(experts),
       each_(experts),
+      counts_(experts),
       load_(first.size() - 1),
-      changed_(load_.size()),
-      holders_(experts),
-      by_load_(load_.size()) {
+      stuck_(load_.size()),
+      content_(width_),
+      rest_(width_, std::numeric_limits<float>::max()),
+      cheaper_(width_, 1.0F),
+      gains_(width_) {
   for (size_t device = 0; device + 1 < first.size(); ++device)
     std::fill(device_of_.begin() + first[device], device_of_.begin() + first[device + 1],
               static_cast<uint16_t>(device));
-  for (auto& slots : holders_) slots.reserve(16);
-  touched_.reserve(64);
 }
 
 void layer_state::start(std::span<const uint16_t> slots, std::span<const float> rows) {
   std::copy(slots.begin(), slots.end(), slots_.begin());
   std::copy(rows.begin(), rows.end(), rows_.begin());
-  for (auto& held : holders_) held.clear();
-  for (uint32_t slot = 0; slot < slots_.size(); ++slot)
-    if (slots_[slot] != slot_map::no_expert) holders_[slots_[slot]].push_back(static_cast<uint16_t>(slot));
-  std::fill(load_.begin(), load_.end(), 0.0F);
-  for (size_t expert = 0; expert < rows_.size(); ++expert) {
-    each_[expert] = rows_[expert] / static_cast<float>(std::max<size_t>(1, holders_[expert].size()));
-    for (const uint16_t slot : holders_[expert]) load_[device_of_[slot]] += each_[expert];
+  std::fill(counts_.begin(), counts_.end(), uint16_t{0});
+  for (const uint16_t expert : slots_)
+    if (expert != slot_map::no_expert) ++counts_[expert];
+  for (size_t expert = 0; expert < rows_.size(); ++expert)
+    each_[expert] = rows_[expert] / static_cast<float>(std::max<uint16_t>(1, counts_[expert]));
+  for (uint32_t device = 0; device < load_.size(); ++device) refresh(device);
+  forget_stuck();
+}
+
+// After any change of a device's slots or of what they hold.
+void layer_state::refresh(uint32_t device) {
+  float load = 0;
+  for (uint32_t slot = first_[device]; slot < first_[device + 1]; ++slot) {
+    const bool empty = slots_[slot] == slot_map::no_expert;
+    content_[slot] = empty ? 0 : each_[slots_[slot]];
+    cheaper_[slot] = empty ? 2 : 1;
+    load += content_[slot];
   }
+  load_[device] = load;
+  for (uint32_t slot = first_[device]; slot < first_[device + 1]; ++slot) rest_[slot] = load - content_[slot];
+  stuck_[device] = false;
 }
 
 float layer_state::highest() const { return *std::max_element(load_.begin(), load_.end()); }
@@ -45,118 +79,120 @@ bool layer_state::holds(uint32_t device, uint16_t expert) const {
   return std::find(from, to, expert) != to;
 }
 
-void layer_state::consider_exchanges(uint32_t fullest, uint32_t partner, float target, layer_step& best) const {
-  const float above = excess(load_[fullest], target) + excess(load_[partner], target);
-  for (uint32_t mine = first_[fullest]; mine < first_[fullest + 1]; ++mine) {
-    if (slots_[mine] == slot_map::no_expert) continue;
-    for (uint32_t theirs = first_[partner]; theirs < first_[partner + 1]; ++theirs) {
-      const uint16_t other = slots_[theirs];
-      const float moved = each_[slots_[mine]] - (other == slot_map::no_expert ? 0.0F : each_[other]);
-      if (moved <= 0) continue;
-      const float gain = above - excess(load_[fullest] - moved, target) - excess(load_[partner] + moved, target);
-      // Two loads at most; only what looks better even with one is looked at closely.
-      if (gain <= best.gain * static_cast<float>(other == slot_map::no_expert ? 1 : 2) /
-                      static_cast<float>(std::max<uint16_t>(1, best.loads)))
-        continue;
-      if (holds(partner, slots_[mine]) || (other != slot_map::no_expert && holds(fullest, other))) continue;
-      const uint16_t loads = other == slot_map::no_expert ? 1 : 2;
-      best = {layer_step::kind::exchange, static_cast<uint16_t>(mine), static_cast<uint16_t>(theirs), 0, loads, gain};
-    }
-  }
+// Whether an exchange wastes no slot.
+bool layer_state::allowed(uint32_t mine, uint32_t theirs) const {
+  const uint32_t device = device_of_[mine];
+  const uint32_t partner = device_of_[theirs];
+  return device != partner && !holds(partner, slots_[mine]) &&
+         (slots_[theirs] == slot_map::no_expert || !holds(device, slots_[theirs]));
 }
 
-float layer_state::gain_of_replicating(uint16_t expert, uint16_t slot, float target) {
-  const auto change = [&](uint32_t device, float by) {
-    if (changed_[device] == 0) touched_.push_back(static_cast<uint16_t>(device));
-    changed_[device] += by;
-  };
-  const float before = each_[expert];
-  const float after = rows_[expert] / static_cast<float>(holders_[expert].size() + 1);
-  for (const uint16_t held : holders_[expert]) change(device_of_[held], after - before);
-  change(device_of_[slot], after);
-  if (const uint16_t dropped = slots_[slot]; dropped != slot_map::no_expert) {
-    const float larger = rows_[dropped] / static_cast<float>(holders_[dropped].size() - 1);
-    for (const uint16_t held : holders_[dropped]) change(device_of_[held], larger - each_[dropped]);
-    change(device_of_[slot], -larger);
+// Rows above the target that go away when `own` of a device with `load` is exchanged with each slot in turn, doubled
+// where that loads only one replica; their maximum.
+float layer_state::measure_gains(float own, float load, float target) {
+  const auto zero = all_lanes(0);
+  const auto owned = all_lanes(own);
+  const auto goal = all_lanes(target);
+  const auto above = all_lanes(load - target);
+  auto most = zero;
+  for (uint32_t slot = 0; slot < width_; slot += lanes) {
+    const auto theirs = load_lanes(content_.data() + slot);
+    const auto others = load_lanes(rest_.data() + slot) - goal;
+    const auto mine = above - owned + theirs;  // what this device has above the target afterwards
+    const auto gain = (above + larger(zero, others + theirs) - larger(zero, mine) - larger(zero, others + owned)) *
+                      load_lanes(cheaper_.data() + slot);
+    std::memcpy(gains_.data() + slot, &gain, sizeof gain);
+    most = larger(most, gain);
   }
-  float gain = 0;
-  for (const uint16_t device : touched_) {
-    gain += excess(load_[device], target) - excess(load_[device] + changed_[device], target);
-    changed_[device] = 0;
-  }
-  touched_.clear();
-  return gain;
+  float highest = 0;
+  for (uint32_t lane = 0; lane < lanes; ++lane) highest = std::max(highest, most[lane]);
+  return highest;
 }
 
-void layer_state::consider_replicas(uint32_t fullest, uint32_t partner, float target, layer_step& best) {
-  for (uint32_t theirs = first_[partner]; theirs < first_[partner + 1]; ++theirs) {
-    const uint16_t other = slots_[theirs];
-    if (other != slot_map::no_expert && holders_[other].size() < 2) continue;
-    for (uint32_t mine = first_[fullest]; mine < first_[fullest + 1]; ++mine) {
-      const uint16_t expert = slots_[mine];
-      if (expert == slot_map::no_expert || expert == other) continue;
-      // What one replica more can take from this device at most, before looking closely.
-      const float relief = each_[expert] / static_cast<float>(holders_[expert].size() + 1);
-      const float most = relief * static_cast<float>(holders_[expert].size());
-      const float rate = best.gain / static_cast<float>(std::max<uint16_t>(1, best.loads));
-      if (most <= rate || holds(partner, expert)) continue;
-      const float gain = gain_of_replicating(expert, static_cast<uint16_t>(theirs), target);
-      if (gain > rate) best = {layer_step::kind::replicate, 0, static_cast<uint16_t>(theirs), expert, 1, gain};
-    }
-  }
-}
-
-layer_step layer_state::best_step(float target) {
+layer_step layer_state::best_exchange_from(uint32_t fullest, float target, float worth) {
   layer_step best;
-  const auto fullest = static_cast<uint32_t>(std::max_element(load_.begin(), load_.end()) - load_.begin());
-  if (load_[fullest] <= target) return best;
-  std::iota(by_load_.begin(), by_load_.end(), 0U);
-  const size_t width = std::max<size_t>(1, slots_.size() / load_.size());
-  const size_t partners = std::min(load_.size(), std::max<size_t>(8, partner_slots / width));
-  const auto lighter = [&](uint32_t a, uint32_t b) { return load_[a] != load_[b] ? load_[a] < load_[b] : a < b; };
-  std::nth_element(by_load_.begin(), by_load_.begin() + static_cast<std::ptrdiff_t>(partners - 1), by_load_.end(),
-                   lighter);
-  for (size_t i = 0; i < partners; ++i) {
-    const uint32_t partner = by_load_[i];
-    if (partner == fullest || first_[partner] == first_[partner + 1]) continue;
-    consider_exchanges(fullest, partner, target, best);
-    consider_replicas(fullest, partner, target, best);
+  float best_gain = 2 * worth;  // for two loads
+  for (uint32_t mine = first_[fullest]; mine < first_[fullest + 1]; ++mine) {
+    if (content_[mine] <= best_gain / 2) continue;
+    for (float most = measure_gains(content_[mine], load_[fullest], target); most > best_gain;) {
+      const auto found = static_cast<uint32_t>(std::find(gains_.begin(), gains_.end(), most) - gains_.begin());
+      if (allowed(mine, found)) {
+        best_gain = most;
+        const bool empty = slots_[found] == slot_map::no_expert;
+        const auto loads = static_cast<uint16_t>(empty ? 1 : 2);
+        best = {layer_step::kind::exchange, static_cast<uint16_t>(mine), static_cast<uint16_t>(found), 0, loads,
+                empty ? most / 2 : most};
+        break;
+      }
+      gains_[found] = 0;
+      most = *std::max_element(gains_.begin(), gains_.end());
+    }
   }
-  // Rounding must not let steps chase each other.
-  if (best.gain <= target * 1e-6F) return {};
   return best;
 }
 
+layer_step layer_state::best_exchange(float target, float worth) {
+  // Rounding must not let steps chase each other.
+  worth = std::max(worth, target * 1e-5F);
+  for (;;) {
+    uint32_t fullest = 0;
+    float highest = target + worth;
+    for (uint32_t device = 0; device < load_.size(); ++device)
+      if (load_[device] > highest && !stuck_[device]) {
+        highest = load_[device];
+        fullest = device;
+      }
+    if (highest == target + worth) return {};
+    const auto step = best_exchange_from(fullest, target, worth);
+    if (step.what != layer_step::kind::none) return step;
+    stuck_[fullest] = true;
+  }
+}
+
+layer_step layer_state::step_towards(std::span<const uint32_t> wanted, float above) {
+  int32_t needy = -1;
+  for (size_t expert = 0; expert < wanted.size(); ++expert)
+    if (each_[expert] > above && counts_[expert] < wanted[expert]) {
+      needy = static_cast<int32_t>(expert);
+      above = each_[expert];
+    }
+  if (needy < 0) return {};
+  const auto expert = static_cast<uint16_t>(needy);
+  layer_step best;
+  float lightest = std::numeric_limits<float>::max();
+  for (uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    const uint16_t other = slots_[slot];
+    if (other != slot_map::no_expert && counts_[other] <= std::max(1U, wanted[other])) continue;
+    if (rest_[slot] >= lightest || holds(device_of_[slot], expert)) continue;
+    best = {layer_step::kind::replicate, 0, static_cast<uint16_t>(slot), expert, 1, 0};
+    lightest = rest_[slot];
+  }
+  return best;
+}
+
+// Gives an expert's replicas the rows of so many.
 void layer_state::spread(uint16_t expert, uint32_t count) {
-  const float each = rows_[expert] / static_cast<float>(count);
-  for (const uint16_t slot : holders_[expert]) load_[device_of_[slot]] += each - each_[expert];
-  each_[expert] = each;
+  counts_[expert] = static_cast<uint16_t>(count);
+  each_[expert] = rows_[expert] / static_cast<float>(count);
+  for (uint32_t slot = 0; slot < slots_.size(); ++slot)
+    if (slots_[slot] == expert) refresh(device_of_[slot]);
 }
 
 void layer_state::set(uint16_t slot, uint16_t expert) {
-  auto& before = slots_[slot];
-  if (before != slot_map::no_expert) {
-    load_[device_of_[slot]] -= each_[before];
-    std::erase(holders_[before], slot);
-  }
-  before = expert;
-  if (expert != slot_map::no_expert) {
-    load_[device_of_[slot]] += each_[expert];
-    holders_[expert].push_back(slot);
-  }
+  slots_[slot] = expert;
+  refresh(device_of_[slot]);
 }
 
 void layer_state::apply(const layer_step& step) {
   if (step.what == layer_step::kind::exchange) {
     const uint16_t mine = slots_[step.from];
-    const uint16_t theirs = slots_[step.to];
-    set(step.from, theirs);
+    set(step.from, slots_[step.to]);
     set(step.to, mine);
   } else if (step.what == layer_step::kind::replicate) {
     const uint16_t dropped = slots_[step.to];
-    spread(step.expert, static_cast<uint32_t>(holders_[step.expert].size() + 1));
     set(step.to, step.expert);
-    if (dropped != slot_map::no_expert) spread(dropped, static_cast<uint32_t>(holders_[dropped].size()));
+    spread(step.expert, counts_[step.expert] + 1U);
+    if (dropped != slot_map::no_expert) spread(dropped, counts_[dropped] - 1U);
   }
 }
 

@@ -1,4 +1,4 @@
-// One layer's replicas by slot, with the rows of each device, and the smallest changes that relieve a device.
+// One layer's replicas by slot, with the rows of each device, and the small changes that relieve a full one.
 //
 // What `incremental` and `search` have in common. One solve owns it, on one thread; it allocates only when
 // it is made. Rows of an expert are shared evenly by its replicas.
@@ -19,7 +19,7 @@ struct layer_step {
   uint16_t to = 0;      // slot
   uint16_t expert = 0;  // replicate only
   uint16_t loads = 0;
-  float gain = 0;  // rows above the target that it takes away, all devices together
+  float gain = 0;  // rows above the target that it takes away, both devices together
 };
 
 class layer_state {
@@ -30,35 +30,42 @@ class layer_state {
   // Takes over a layer: [slots] of experts, each placed at least once, and [experts] rows.
   void start(std::span<const uint16_t> slots, std::span<const float> rows);
 
-  // The change that takes away most rows above `target` for each replica loaded, from the fullest device.
-  // kind::none when that is at or below the target or nothing helps.
-  layer_step best_step(float target);
+  // The exchange that takes away most rows above `target` for each replica loaded, and at least `worth` rows for
+  // each: from the fullest device above the target that any exchange relieves so much. kind::none when there is none.
+  layer_step best_exchange(float target, float worth);
+  // A change that brings an expert whose replicas have more than `above` rows nearer to the number of replicas that
+  // `wanted` gives it, [experts]: the one with the largest, in place of one that has too many (or of nothing), where
+  // that leaves a device lightest. kind::none when there is no such pair.
+  layer_step step_towards(std::span<const uint32_t> wanted, float above);
   void apply(const layer_step& step);
 
   float highest() const;
   std::span<const uint16_t> slots() const { return slots_; }
+  // Looks at every device again, after a change of what is asked.
+  void forget_stuck() { stuck_.assign(stuck_.size(), false); }
 
  private:
-  static constexpr size_t partner_slots = 128;  // of the lightest devices, that a step looks at
-
-  float excess(float load, float target) const { return load > target ? load - target : 0; }
   bool holds(uint32_t device, uint16_t expert) const;
+  bool allowed(uint32_t mine, uint32_t theirs) const;
+  layer_step best_exchange_from(uint32_t fullest, float target, float worth);
+  float measure_gains(float own, float load, float target);
   void set(uint16_t slot, uint16_t expert);
   void spread(uint16_t expert, uint32_t count);
-  float gain_of_replicating(uint16_t expert, uint16_t slot, float target);
-  void consider_exchanges(uint32_t fullest, uint32_t partner, float target, layer_step& best) const;
-  void consider_replicas(uint32_t fullest, uint32_t partner, float target, layer_step& best);
+  void refresh(uint32_t device);
 
   std::span<const uint32_t> first_;
-  std::vector<uint16_t> device_of_;             // [slots]
-  std::vector<uint16_t> slots_;                 // [slots]
-  std::vector<float> rows_;                     // [experts]
-  std::vector<float> each_;                     // [experts], rows of one replica
-  std::vector<float> load_;                     // [devices]
-  std::vector<float> changed_;                  // [devices], scratch
-  std::vector<std::vector<uint16_t>> holders_;  // [experts], slots
-  std::vector<uint32_t> by_load_;
-  std::vector<uint16_t> touched_;
+  uint32_t width_ = 0;               // slots, rounded up to whole vectors
+  std::vector<uint16_t> device_of_;  // [slots]
+  std::vector<uint16_t> slots_;      // [slots]
+  std::vector<float> rows_;          // [experts]
+  std::vector<float> each_;          // [experts], rows of one replica
+  std::vector<uint16_t> counts_;     // [experts]
+  std::vector<float> load_;          // [devices]
+  std::vector<bool> stuck_;          // [devices], without a worthwhile change since their load last changed
+  std::vector<float> content_;       // [width], rows of what the slot holds
+  std::vector<float> rest_;          // [width], rows of the device's other slots
+  std::vector<float> cheaper_;       // [width], 2 where the slot is empty, so that an exchange loads one replica, else 1
+  std::vector<float> gains_;         // [width], scratch
 };
 
 }  // namespace troupe

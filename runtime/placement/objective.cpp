@@ -60,6 +60,28 @@ struct shrinking {
   double slots = 0;  // what that takes
 };
 
+// A replica above rows_max - small shares its device with such as are below `small` only: with fewer of these than
+// it has slots to share, slots stay empty. So the slots that replicas take, those beside large ones counted too and
+// small ones not, are at most all slots; and all replicas are at most all slots. If the two sums, the second
+// `weight` times, are above what they may be whatever numbers of replicas the experts have, no map exists.
+bool impossible_beside(std::span<const double> rows, double slots, double slots_beside, double rows_max, double small,
+                       double weight) {
+  double least = 0;
+  for (const double expert : rows) {
+    const auto cost = [&](double replicas) {
+      const double each = expert / replicas;
+      double taken = replicas * (1 + weight);
+      if (each > rows_max - small + 1e-9 * rows_max) taken += replicas * slots_beside;
+      if (each < small) taken -= replicas;
+      return taken;
+    };
+    const double needed = replicas_needed(expert, rows_max);
+    least += std::min({cost(needed), cost(std::max(needed, replicas_needed(expert, rows_max - small))),
+                       cost(std::max(needed, std::floor(expert / small) + 1))});
+  }
+  return least > slots * (1 + weight) + 1e-6;
+}
+
 // Whether it can be shown that no map keeps every device at or below `rows_max`.
 bool impossible(std::span<const double> rows, std::span<const uint32_t> slots, double rows_max, row_shares shares,
                 std::vector<shrinking>& options) {
@@ -69,6 +91,12 @@ bool impossible(std::span<const double> rows, std::span<const uint32_t> slots, d
   if (spare < 0) return true;
   if (shares == row_shares::any) return false;
   const uint32_t most = *std::max_element(slots.begin(), slots.end());
+  uint32_t least = most;
+  for (const uint32_t device : slots)
+    if (device > 0) least = std::min(least, device);
+  for (double small = rows_max / 2; least > 1 && small > rows_max / 400; small *= 0.8)
+    for (const double weight : {0.25, 1.0, 4.0})
+      if (impossible_beside(rows, all, least - 1, rows_max, small, weight)) return true;
   for (uint32_t k = 2; k <= most; ++k) {
     double allowed = 0;
     for (const uint32_t device : slots) allowed += std::min(device, k - 1);
@@ -104,12 +132,13 @@ double balance_bound(std::span<const double> layer_rows, std::span<const uint32_
       static_cast<double>(slots.size()) - static_cast<double>(std::count(slots.begin(), slots.end(), 0U));
   if (total <= 0 || serving == 0) return 1;
   const double mean = total / serving;
-  double low = mean;  // the maximum is at least this
-  double high = std::max(mean, total);
   std::vector<shrinking> options;
   options.reserve(layer_rows.size());
+  double low = mean;  // the maximum is at least this
   if (!impossible(layer_rows, slots, low, shares, options)) return 1;
-  for (int step = 0; step < 40; ++step) {
+  double high = low * 1.1;
+  for (; high < total && impossible(layer_rows, slots, high, shares, options); high *= 1.1) low = high;
+  while (high - low > low * 1e-4) {
     const double middle = (low + high) / 2;
     (impossible(layer_rows, slots, middle, shares, options) ? low : high) = middle;
   }

@@ -39,6 +39,7 @@ result<placement_policy> make_static(settings_text& settings) {
 result<placement_policy> make_incremental(settings_text& settings) {
   incremental_settings chosen;
   settings.take("aim", chosen.aim);
+  settings.take("worth", chosen.worth);
   settings.take("steps_max", chosen.steps_max);
   return placement_policy([chosen](const placement_input& input) { return place_incremental(input, chosen); });
 }

@@ -172,7 +172,7 @@ result<placement_proposal> place_by_search(const placement_input& input, const s
     for (int round = 0; round < 40 && reached > bound * (1 + 1e-5F); ++round) {
       const float target = reached - (reached - bound) / 8;
       for (uint32_t step = 0; step < 200; ++step) {
-        const auto taken = state.best_step(target);
+        const auto taken = state.best_exchange(target, 0);
         if (taken.what == layer_step::kind::none) break;
         state.apply(taken);
       }
