@@ -1,9 +1,10 @@
 // The policy that changes little: from the current map, the best balance gained for each byte moved.
 //
-// In each layer it relieves the fullest device, step by step, until no device is above the target: EPLB's
-// maximum on the same load over `aim`. A step is an exchange of two replicas, or one more replica of a hot
-// expert in place of one that is not missed. Steps of all layers are taken best first within the limit on
-// bytes. Pure function, any thread.
+// It solves EPLB on the same load as a yardstick. In each layer, experts whose replicas are larger than any of
+// EPLB's get replicas in place of experts that have more than EPLB gives them; then it relieves the fullest devices by
+// exchanges of two replicas, each the one that takes most rows above the target away, as long as it is worth its
+// bytes. Of all layers' steps those are taken that are worth most, within the limit on bytes. Pure function, any
+// thread.
 #pragma once
 
 #include "runtime/placement/policy.hpp"

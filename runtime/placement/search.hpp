@@ -12,7 +12,7 @@
 namespace troupe {
 
 struct search_settings {
-  uint32_t trials = 3000;  // trades tried in each layer; a trial takes some microseconds
+  uint32_t trials = 1000;  // trades tried in each layer; a trial takes some microseconds
   uint64_t seed = 1;
 };
 
