@@ -50,8 +50,7 @@ double seconds_now() {
 result<load_history> find_load(const place_options& options) {
   std::error_code ignored;
   const auto shape = options.load.substr(0, options.load.find(':'));
-  const bool file = std::filesystem::exists(options.load, ignored) ||
-                    shape.find_first_of("./") != std::string::npos;
+  const bool file = std::filesystem::exists(options.load, ignored) || shape.find_first_of("./") != std::string::npos;
   if (file) return read_load(options.load);
   const auto settings = parse_generator(options.load);
   if (!settings) return settings.failure();
@@ -111,7 +110,8 @@ result<void> write_files(const place_options& options, const place_subject& subj
                          const std::vector<evaluation>& judged) {
   for (size_t i = 0; i < judged.size(); ++i) {
     if (!options.heat_map.empty()) {
-      const std::vector<heat_panel> panels = {{"linear", judged[i].rows_before}, {judged[i].policy, judged[i].rows_after}};
+      const std::vector<heat_panel> panels = {{"linear", judged[i].rows_before},
+                                              {judged[i].policy, judged[i].rows_after}};
       const auto svg = heat_map_svg("Rows of each device and layer in the last window: " + subject.load, panels,
                                     subject.layers, subject.devices);
       if (auto written = write_text(numbered(options.heat_map, i, judged.size()), svg); !written) return written;
@@ -153,9 +153,14 @@ result<void> run_place(const place_options& options) {
   const auto settings = settings_from(options, *load, *topology);
   if (!settings) return settings.failure();
   const auto slots = usable_slots({*load, *topology, settings->liveness, nullptr, settings->limits});
-  const place_subject subject{options.load, topology->name, load->layers, load->experts,
-                              std::accumulate(slots.begin(), slots.end(), uint64_t{0}), slots.size(),
-                              load->windows.size(), options.selection};
+  const place_subject subject{options.load,
+                              topology->name,
+                              load->layers,
+                              load->experts,
+                              std::accumulate(slots.begin(), slots.end(), uint64_t{0}),
+                              slots.size(),
+                              load->windows.size(),
+                              options.selection};
   const bool progress = isatty(STDERR_FILENO) == 1;
   std::vector<evaluation> judged;
   for (size_t i = 0; i < policies.size(); ++i) {
@@ -177,9 +182,10 @@ result<void> run_place(const place_options& options) {
 void add_place(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<place_options>();
   auto* command = app.add_subcommand("place", "Judge expert placement policies on a load, without a cluster");
-  command->add_option("--load", options->load,
-                      "A file (CSV, JSON, .npy, SGLang's .pt, or --save-load's), or a made-up load SHAPE[:key=value,...]: "
-                      "uniform, zipf, log_normal, drifting, bursts, domains")
+  command
+      ->add_option("--load", options->load,
+                   "A file (CSV, JSON, .npy, SGLang's .pt, or --save-load's), or a made-up load SHAPE[:key=value,...]: "
+                   "uniform, zipf, log_normal, drifting, bursts, domains")
       ->capture_default_str();
   command->add_option("--topology", options->topology, "A YAML file, or one of config/topologies by its name")
       ->capture_default_str();
@@ -193,7 +199,8 @@ void add_place(CLI::App& app, int& exit_code) {
   command->add_option("--history", options->history, "Windows that a policy sees")
       ->check(CLI::Range(1U, 1'000'000U))
       ->capture_default_str();
-  command->add_option("--decay", options->decay, "Weight of a window relative to the next newer one; 0: the newest alone")
+  command
+      ->add_option("--decay", options->decay, "Weight of a window relative to the next newer one; 0: the newest alone")
       ->check(CLI::Range(0.0, 0.999999))
       ->capture_default_str();
   command->add_option("--groups", options->groups, "Routing groups of a layer; 0: 8 where that divides the experts")
@@ -204,7 +211,9 @@ void add_place(CLI::App& app, int& exit_code) {
   command->add_option("--expert-mb", options->expert_mb, "Weights of one expert, in MB")
       ->check(CLI::Range(0.000001, 1e6))
       ->capture_default_str();
-  command->add_option("--move-gb", options->move_gb, "GB that a plan may load, for policies that heed it; default: no limit")
+  command
+      ->add_option("--move-gb", options->move_gb,
+                   "GB that a plan may load, for policies that heed it; default: no limit")
       ->check(CLI::Range(0.0, 1e9));
   command->add_option("--selection", options->selection, "Which replica serves a row: even, nearest or weighted")
       ->check(CLI::IsMember({"even", "nearest", "weighted"}))
@@ -215,9 +224,11 @@ void add_place(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   auto* json = command->add_flag("--json", options->json, "Print JSON: means and every plan");
   command->add_flag("--csv", options->csv, "Print CSV: a line for each policy and plan")->excludes(json);
-  command->add_option("--heat-map", options->heat_map,
-                      "Write devices x layers before and after as SVG; with several policies FILE.0.svg, FILE.1.svg, ...");
-  command->add_option("--save-load", options->save_load, "Write the load: CSV where the name ends in .csv, else binary");
+  command->add_option(
+      "--heat-map", options->heat_map,
+      "Write devices x layers before and after as SVG; with several policies FILE.0.svg, FILE.1.svg, ...");
+  command->add_option("--save-load", options->save_load,
+                      "Write the load: CSV where the name ends in .csv, else binary");
   command->add_option("--save-map", options->save_map, "Write the last map as JSON, for `static` (numbered as above)");
   command->footer(
       "Each plan is made from the windows so far and judged on the next one. All policies start from `linear`.\n"

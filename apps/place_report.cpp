@@ -1,9 +1,10 @@
 #include "apps/place_report.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 namespace troupe {
@@ -65,9 +66,9 @@ nlohmann::json plan_json(const judged_plan& plan) {
 }  // namespace
 
 std::string place_table(const place_subject& subject, std::span<const evaluation> judged) {
-  std::string out = print("%u layers x %u experts in %llu slots a layer on %zu devices (%s)\n", subject.layers,
-                          subject.experts, static_cast<unsigned long long>(subject.slots), subject.devices,
-                          subject.topology.c_str());
+  std::string out =
+      print("%u layers x %u experts in %llu slots a layer on %zu devices (%s)\n", subject.layers, subject.experts,
+            static_cast<unsigned long long>(subject.slots), subject.devices, subject.topology.c_str());
   out += "load " + subject.load + ", " +
          (subject.windows > 1 ? std::to_string(subject.windows) + " windows; each plan is judged on the window after it"
                               : std::string("one window, which each plan is judged on itself")) +
@@ -87,14 +88,16 @@ std::string place_table(const place_subject& subject, std::span<const evaluation
                     bytes_text(one ? static_cast<double>(sum.first_move_bytes) : sum.move_bytes),
                     print("%.2f", sum.mean.solve_seconds * 1e3)});
     if (sum.failures > 0)
-      failures += print("%s: %u of %zu plans were refused, the one before stayed in force; first: ", each.policy.c_str(),
-                        sum.failures, each.plans.size()) +
-                  sum.first_failure + "\n";
+      failures +=
+          print("%s: %u of %zu plans were refused, the one before stayed in force; first: ", each.policy.c_str(),
+                sum.failures, each.plans.size()) +
+          sum.first_failure + "\n";
   }
   out += align(rows);
   out += print("\nbound of balance: %.3f for whoever knew the window to come\n", bound);
   out +=
-      "balance is mean over maximum of the devices' rows, mean over layers and plans; worst layer: of all plans; worst\n"
+      "balance is mean over maximum of the devices' rows, mean over layers and plans; worst layer: of all plans; "
+      "worst\n"
       "node: rows of the fullest node over the mean node's; cross-node rows: of one token in one layer\n";
   if (!failures.empty()) out += "\n" + failures;
   return out;
@@ -116,11 +119,10 @@ std::string place_json(const place_subject& subject, std::span<const evaluation>
     mean["failures"] = sum.failures;
     policies.push_back({{"policy", each.policy}, {"mean", std::move(mean)}, {"plans", std::move(plans)}});
   }
-  const nlohmann::json document{{"load", subject.load},         {"topology", subject.topology},
-                                {"layers", subject.layers},     {"experts", subject.experts},
-                                {"slots", subject.slots},       {"devices", subject.devices},
-                                {"windows", subject.windows},   {"selection", subject.selection},
-                                {"policies", std::move(policies)}};
+  const nlohmann::json document{
+      {"load", subject.load},       {"topology", subject.topology},   {"layers", subject.layers},
+      {"experts", subject.experts}, {"slots", subject.slots},         {"devices", subject.devices},
+      {"windows", subject.windows}, {"selection", subject.selection}, {"policies", std::move(policies)}};
   return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

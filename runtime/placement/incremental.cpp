@@ -135,7 +135,8 @@ result<placement_proposal> place_incremental(const placement_input& input, const
   const auto usable = usable_slots(input);
   const auto fresh =
       solve_eplb(rows, input.load.layers, experts, input.limits.expert_groups, input.topology, usable, false);
-  const auto serving = static_cast<float>(usable.size() - static_cast<size_t>(std::count(usable.begin(), usable.end(), 0U)));
+  const auto serving =
+      static_cast<float>(usable.size() - static_cast<size_t>(std::count(usable.begin(), usable.end(), 0U)));
   auto slots = surviving(*input.current, usable);
   const uint32_t width = slots.slots();
   layer_state state(slots.first, experts);

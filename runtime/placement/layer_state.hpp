@@ -64,8 +64,8 @@ class layer_state {
   std::vector<bool> stuck_;          // [devices], without a worthwhile change since their load last changed
   std::vector<float> content_;       // [width], rows of what the slot holds
   std::vector<float> rest_;          // [width], rows of the device's other slots
-  std::vector<float> cheaper_;       // [width], 2 where the slot is empty, so that an exchange loads one replica, else 1
-  std::vector<float> gains_;         // [width], scratch
+  std::vector<float> cheaper_;  // [width], 2 where the slot is empty, so that an exchange loads one replica, else 1
+  std::vector<float> gains_;    // [width], scratch
 };
 
 }  // namespace troupe

@@ -71,18 +71,20 @@ std::string_view header_value(std::string_view header, std::string_view key, cha
 result<count_array> counts_from_json(const std::string& text, const std::string& source) {
   constexpr int depth_max = 8;
   bool deep = false;
+  const auto refuse = [&](const std::string& why) { return error{errc::malformed, source + why}; };
   try {
     const auto document = json::parse(text, [&](int depth, json::parse_event_t, json&) {
       deep = deep || depth > depth_max;
       return !deep;
     });
-    if (deep) return error{errc::malformed, source + " is nested too deeply for a load"};
+    if (deep) return refuse(" is nested too deeply for a load");
     if (!document.is_object()) return flattener(source).flatten(document);
     const auto counts = document.find("logical_count");
-    if (counts == document.end()) return error{errc::malformed, source + " has no \"logical_count\""};
+    if (counts == document.end()) return refuse(" has no \"logical_count\"");
     return flattener(source).flatten(*counts);
   } catch (const json::exception& failure) {
-    return error{errc::malformed, source + " is not JSON: " + std::string(failure.what()).substr(0, 200)};
+    if (deep) return refuse(" is nested too deeply for a load");
+    return refuse(" is not JSON: " + std::string(failure.what()).substr(0, 200));
   }
 }
 

@@ -17,8 +17,8 @@ std::string place_name(uint32_t layer, uint32_t expert) {
 result<placement_answer> place_by(const placement_policy& policy, const placement_request& request) {
   placement_topology topology;
   placement_liveness liveness;
-  const auto live = static_cast<uint32_t>(std::count_if(request.nodes.begin(), request.nodes.end(),
-                                                        [](const node_topology& node) { return node.live; }));
+  const auto live = static_cast<uint32_t>(
+      std::count_if(request.nodes.begin(), request.nodes.end(), [](const node_topology& node) { return node.live; }));
   if (live == 0) return error{errc::invalid_argument, "a placement needs at least one live node"};
   const uint64_t replicas = uint64_t{request.experts} * std::min(1 + request.redundant_replicas, live);
   for (const auto& node : request.nodes) {
@@ -60,8 +60,9 @@ result<placement_answer> place_by(const placement_policy& policy, const placemen
 result<table_policy> find_placement_policy(std::string_view name) {
   if (name == "linear") return table_policy(place_linear);
   if (name.starts_with("program:"))
-    return error{errc::unsupported, "a policy program would keep the coordinator waiting; try it with `troupe place`, "
-                                    "and serve its map with static:file=MAP.json"};
+    return error{errc::unsupported,
+                 "a policy program would keep the coordinator waiting; try it with `troupe place`, "
+                 "and serve its map with static:file=MAP.json"};
   auto policy = shipped_policies().make(std::string(name));
   if (!policy) return policy.failure();
   return table_policy(

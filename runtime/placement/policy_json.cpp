@@ -61,6 +61,7 @@ result<json> parse(const std::string& text, const std::string& what) {
     if (deep) return malformed(what + " is nested too deeply");
     return document;
   } catch (const json::exception& failure) {
+    if (deep) return malformed(what + " is nested too deeply");
     std::string why = failure.what();
     if (why.size() > 200) why = why.substr(0, 200) + "...";
     return malformed(what + " is not JSON: " + why);

@@ -1,4 +1,5 @@
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -26,7 +27,8 @@ question unit(uint32_t nodes, uint32_t slots, const std::string& load) {
   return asked;
 }
 
-const char* const computing[] = {"linear", "round_robin", "random", "eplb", "eplb_distinct", "incremental", "search:trials=20"};
+const char* const computing[] = {"linear",        "round_robin", "random",          "eplb",
+                                 "eplb_distinct", "incremental", "search:trials=20"};
 
 }  // namespace
 
@@ -97,7 +99,7 @@ TEST_CASE("incremental reaches 98 % of eplb's balance with at most a quarter of 
     for (const char* load : {"drifting:windows=8,memory=0.98", "drifting:windows=8,memory=0.95,seed=2"}) {
       const auto asked = large ? unit(18, 2, load) : unit(4, 9, load);
       CAPTURE(large);
-      CAPTURE(load);
+      CAPTURE(std::string(load));
       double balance[2] = {0, 0};
       double bytes[2] = {0, 0};
       for (const int which : {0, 1}) {
@@ -146,8 +148,11 @@ TEST_CASE("search beats eplb at 144 devices and at 32, as far as the slots allow
   for (const bool large : {false, true}) {
     const auto asked = large ? unit(18, 2, "log_normal:windows=1,sigma=1.0") : unit(4, 9, "log_normal:windows=1");
     const auto published = place(place_eplb, asked.input());
-    const auto found =
-        place([](const placement_input& input) { return place_by_search(input, {200, 1}); }, asked.input());
+    const auto found = place(
+        [](const placement_input& input) {
+          return place_by_search(input, {200, 1});
+        },
+        asked.input());
     REQUIRE(published);
     REQUIRE(found);
     const auto rows = expected_rows(asked.load, 0);
@@ -155,7 +160,8 @@ TEST_CASE("search beats eplb at 144 devices and at 32, as far as the slots allow
     double bound = 0;
     for (uint32_t layer = 0; layer < 58; ++layer)
       bound += balance_bound(std::span(rows).subspan(layer * 256, 256), slots, row_shares::even) / 58;
-    MESSAGE("eplb " << published->after.balance_mean << ", search " << found->after.balance_mean << ", bound " << bound);
+    MESSAGE("eplb " << published->after.balance_mean << ", search " << found->after.balance_mean << ", bound "
+                    << bound);
     CHECK(found->after.balance_mean > published->after.balance_mean);
     CHECK(found->after.balance_mean <= bound + 1e-6);
     CHECK(found->after.balance_mean > 0.99 * bound);
@@ -166,7 +172,8 @@ TEST_CASE("a static map is read from a file, and refused when it is of another s
   const auto asked = random_question(5);
   const auto made = place(place_eplb, asked.input());
   REQUIRE(made);
-  const auto path = (std::filesystem::temp_directory_path() / "troupe_static_map_test.json").string();
+  const auto path =
+      (std::filesystem::temp_directory_path() / ("troupe_map_" + std::to_string(getpid()) + ".json")).string();
   std::ofstream(path) << to_json_line(made->map);
   const auto registry = shipped_policies();
   const auto policy = registry.make("static:file=" + path);
@@ -190,9 +197,8 @@ TEST_CASE("an unknown policy or setting is refused with the nearest name or thos
 
 TEST_CASE("a registered function is a policy like the others") {
   auto registry = shipped_policies();
-  registry.add({"mine", "the last one", [](settings_text&) -> result<placement_policy> {
-                  return placement_policy(place_eplb_distinct);
-                }});
+  registry.add({"mine", "the last one",
+                [](settings_text&) -> result<placement_policy> { return placement_policy(place_eplb_distinct); }});
   const auto asked = random_question(3);
   REQUIRE(registry.make("mine"));
   CHECK(place(*registry.make("mine"), asked.input())->map == place(place_eplb_distinct, asked.input())->map);

@@ -78,4 +78,21 @@ TEST_CASE("an unknown policy is refused with the names of those that exist") {
   CHECK(policy.failure().message.find("linear") != std::string::npos);
 }
 
+TEST_CASE("policies of the registry serve too: every expert has its replicas on different nodes") {
+  for (const char* name : {"round_robin", "random:seed=3", "eplb_distinct"}) {
+    CAPTURE(name);
+    const auto policy = find_placement_policy(name);
+    REQUIRE(policy);
+    const auto request = question(4, 32, 1);
+    const auto answer = (*policy)(request);
+    REQUIRE_MESSAGE(answer, (answer ? "" : answer.failure().message));
+    REQUIRE(validate(answer->table, request));
+    for (uint32_t expert = 0; expert < 32; ++expert) {
+      CHECK(answer->table.replicas(0, expert).empty());
+      CHECK(answer->table.replicas(1, expert).size() == 2);
+    }
+  }
+  CHECK(find_placement_policy("program:true").failure().code == errc::unsupported);
+}
+
 }  // namespace troupe
