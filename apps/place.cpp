@@ -1,4 +1,3 @@
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -8,13 +7,13 @@
 #include <numeric>
 
 #include "apps/commands.hpp"
-#include "apps/place_report.hpp"
 #include "runtime/placement/evaluation.hpp"
 #include "runtime/placement/heat_map.hpp"
 #include "runtime/placement/load_files.hpp"
 #include "runtime/placement/load_generators.hpp"
 #include "runtime/placement/policy_json.hpp"
 #include "runtime/placement/policy_registry.hpp"
+#include "runtime/placement/report.hpp"
 #include "runtime/placement/topology_file.hpp"
 
 namespace troupe {
@@ -150,8 +149,11 @@ result<void> run_place(const place_options& options) {
     if (auto written = write_load(*load, options.save_load); !written) return written;
   const auto topology = find_topology(options.topology);
   if (!topology) return topology.failure();
-  const auto settings = settings_from(options, *load, *topology);
+  auto settings = settings_from(options, *load, *topology);
   if (!settings) return settings.failure();
+  if (auto valid = validate({*load, *topology, settings->liveness, nullptr, settings->limits}); !valid)
+    return valid.failure();
+  settings->bounds = window_bounds(*load, *topology, *settings);
   const auto slots = usable_slots({*load, *topology, settings->liveness, nullptr, settings->limits});
   const place_subject subject{options.load,
                               topology->name,

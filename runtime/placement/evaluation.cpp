@@ -56,6 +56,15 @@ void judge(judged_plan& plan, const expert_map& map, std::span<const float> shar
 
 }  // namespace
 
+std::vector<double> window_bounds(const load_history& load, const placement_topology& topology,
+                                  const evaluation_settings& settings) {
+  const auto slots = usable_slots({load, topology, settings.liveness, nullptr, settings.limits});
+  const auto shares = settings.selection == replica_selection::even ? row_shares::even : row_shares::any;
+  std::vector<double> bounds;
+  for (const auto& window : load.windows) bounds.push_back(mean_bound(load, window, slots, shares));
+  return bounds;
+}
+
 result<evaluation> evaluate(const std::string& name, const placement_policy& policy, const load_history& load,
                             const placement_topology& topology, const evaluation_settings& settings) {
   if (load.windows.empty()) return error{errc::invalid_argument, "a load without windows cannot be judged"};
@@ -67,9 +76,10 @@ result<evaluation> evaluate(const std::string& name, const placement_policy& pol
   judged.policy = name;
   expert_map current = first->map;
   const size_t plans = std::max<size_t>(1, load.windows.size() - 1);
-  const auto bound_shares = settings.selection == replica_selection::even ? row_shares::even : row_shares::any;
+  const auto bounds = settings.bounds.empty() ? window_bounds(load, topology, settings) : settings.bounds;
   for (size_t t = 0; t < plans; ++t) {
-    const auto& judge_window = load.windows[std::min(t + 1, load.windows.size() - 1)];
+    const size_t judging = std::min(t + 1, load.windows.size() - 1);
+    const auto& judge_window = load.windows[judging];
     const auto seen = windows_of(load, t + 1 - std::min<size_t>(t + 1, std::max(1U, settings.history)), t + 1);
     const placement_input input{seen, topology, settings.liveness, &current, settings.limits};
     judged_plan plan;
@@ -95,7 +105,7 @@ result<evaluation> evaluate(const std::string& name, const placement_policy& pol
     if (settings.selection == replica_selection::weighted)
       shares = level_shares(current, expected_rows(seen, settings.limits.decay), slots.size());
     judge(plan, current, shares, load, judge_window, topology, settings, slots);
-    plan.bound = mean_bound(load, judge_window, slots, bound_shares);
+    plan.bound = bounds[judging];
     judged.plans.push_back(std::move(plan));
   }
   const auto& last = load.windows.back();

@@ -18,7 +18,12 @@ struct evaluation_settings {
   placement_limits limits;
   placement_liveness liveness;
   std::function<double()> seconds;  // a clock; none: solve times are 0
+  std::vector<double> bounds;       // by judging window, as `window_bounds` gives them; empty: worked out anew
 };
+
+// The bound on the mean balance of each window of a load, for all policies the same.
+std::vector<double> window_bounds(const load_history& load, const placement_topology& topology,
+                                  const evaluation_settings& settings);
 
 // One plan, and the window that judged it.
 struct judged_plan {

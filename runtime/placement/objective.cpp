@@ -94,8 +94,8 @@ bool impossible(std::span<const double> rows, std::span<const uint32_t> slots, d
   uint32_t least = most;
   for (const uint32_t device : slots)
     if (device > 0) least = std::min(least, device);
-  for (double small = rows_max / 2; least > 1 && small > rows_max / 400; small *= 0.8)
-    for (const double weight : {0.25, 1.0, 4.0})
+  for (double small = rows_max / 2; least > 1 && small > rows_max / 1000; small *= 0.85)
+    for (const double weight : {0.1, 0.25, 0.5, 1.0, 2.0, 4.0})
       if (impossible_beside(rows, all, least - 1, rows_max, small, weight)) return true;
   for (uint32_t k = 2; k <= most; ++k) {
     double allowed = 0;

@@ -32,24 +32,20 @@ class trade_floor {
   // Starts from the counts of a packed layer.
   void start(std::span<const uint16_t> slots, std::span<const float> rows) {
     rows_ = rows;
-    std::fill(counts_.begin(), counts_.end(), 0U);
-    used_ = 0;
-    for (const uint16_t expert : slots)
-      if (expert != slot_map::no_expert) {
-        ++counts_[expert];
-        ++used_;
-      }
-    highest_ = pack();
-    std::swap(slots_, kept_);
+    std::copy(slots.begin(), slots.end(), best_.begin());
+    return_to_best();
     best_ = kept_;
     best_highest_ = highest_;
   }
 
+  // In rounds, each from the best so far.
   void search(uint32_t trials, float bound, seeded_random& random) {
-    constexpr float first_threshold = 0.03F;
+    constexpr uint32_t round = 250;
+    constexpr float first_threshold = 0.02F;
     for (uint32_t trial = 0; trial < trials && best_highest_ > bound * (1 + 1e-5F); ++trial) {
-      const float left = 1 - static_cast<float>(trial) / static_cast<float>(trials);
-      trade(first_threshold * left * left, random);
+      if (trial % round == 0) return_to_best();
+      const float left = 1 - static_cast<float>(trial % round) / static_cast<float>(round);
+      trade(first_threshold * left, random);
     }
   }
 
@@ -90,6 +86,18 @@ class trade_floor {
       best_highest_ = highest;
       best_ = kept_;
     }
+  }
+
+  void return_to_best() {
+    std::fill(counts_.begin(), counts_.end(), 0U);
+    used_ = 0;
+    for (const uint16_t expert : best_)
+      if (expert != slot_map::no_expert) {
+        ++counts_[expert];
+        ++used_;
+      }
+    highest_ = pack();
+    std::swap(slots_, kept_);
   }
 
   void change(uint32_t gains, uint32_t gives, bool gain, bool give, int sign) {

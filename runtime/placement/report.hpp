@@ -1,4 +1,4 @@
-// What `troupe place` prints of the policies it has judged: a table, JSON or CSV. Pure.
+// What `troupe place` prints of the policies it has judged: a table, JSON or CSV (docs/policies.md). Pure, any thread.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-#include "apps/place_report.hpp"
+#include "runtime/placement/report.hpp"
 
 #include <nlohmann/json.hpp>
 
