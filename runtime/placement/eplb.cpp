@@ -52,8 +52,12 @@ class replicator {
 
   void refresh(uint32_t number) {
     uint32_t best = number * block;
-    for (uint32_t i = best + 1; i < (number + 1) * block; ++i)
-      if (each_[i] > each_[best]) best = i;
+    float highest = each_[best];
+    for (uint32_t i = best + 1; i < (number + 1) * block; ++i) {
+      const float each = each_[i];
+      best = each > highest ? i : best;
+      highest = each > highest ? each : highest;
+    }
     largest_[number] = best;
   }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 #include <utility>
 
 namespace troupe {
@@ -33,7 +32,7 @@ std::span<const uint16_t> weight_order::sort(std::span<const float> weights) {
 
 pack_filler::pack_filler(std::span<const uint32_t> capacities)
     : capacities_(capacities), weights_(capacities.size()), items_(capacities.size()) {
-  heap_.reserve(capacities.size());
+  heap_.reserve(capacities.size() + 1);
   pairs_ = std::all_of(capacities.begin(), capacities.end(), [](uint32_t capacity) { return capacity == 2; });
   clear();
 }
@@ -61,25 +60,30 @@ uint32_t pack_filler::put(float weight) {
 }
 
 uint32_t pack_filler::put_by_scan(float weight) {
-  uint32_t best = 0;
-  float lightest = std::numeric_limits<float>::infinity();
-  for (uint32_t pack = 0; pack < weights_.size(); ++pack) {
-    const float with = items_[pack] < capacities_[pack] ? weights_[pack] : std::numeric_limits<float>::infinity();
-    if (with < lightest) {
-      lightest = with;
-      best = pack;
-    }
+  if (!ordered_) {
+    for (uint32_t pack = 0; pack < weights_.size(); ++pack)
+      heap_.push_back(items_[pack] < capacities_[pack] ? key_of(pack) : closed);
+    if (heap_.size() % 2 != 0) heap_.push_back(closed);
+    ordered_ = true;
   }
-  add(best, weight);
-  return best;
+  // Two minima side by side, without branches.
+  uint64_t even = closed;
+  uint64_t odd = closed;
+  for (size_t i = 0; i < heap_.size(); i += 2) {
+    even = std::min(even, heap_[i]);
+    odd = std::min(odd, heap_[i + 1]);
+  }
+  const auto pack = static_cast<uint32_t>(std::min(even, odd));
+  add(pack, weight);
+  heap_[pack] = items_[pack] < capacities_[pack] ? key_of(pack) : closed;
+  return pack;
 }
 
 // The packs, heaviest last, since items came heaviest first: from back to front, except that equal weights
 // go by number. In ascending order they are a heap as well.
 void pack_filler::order_packs() {
   for (size_t pack = weights_.size(); pack-- > 0;)
-    if (items_[pack] < capacities_[pack])
-      heap_.push_back(uint64_t{std::bit_cast<uint32_t>(weights_[pack])} << 32 | pack);
+    if (items_[pack] < capacities_[pack]) heap_.push_back(key_of(static_cast<uint32_t>(pack)));
   if (!std::is_sorted(heap_.begin(), heap_.end())) std::sort(heap_.begin(), heap_.end());
   ordered_ = true;
 }
@@ -94,7 +98,7 @@ uint32_t pack_filler::put_by_queue(float weight) {
 uint32_t pack_filler::put_by_heap(float weight) {
   const auto pack = static_cast<uint32_t>(heap_.front());
   add(pack, weight);
-  uint64_t key = uint64_t{std::bit_cast<uint32_t>(weights_[pack])} << 32 | pack;
+  uint64_t key = key_of(pack);
   if (items_[pack] == capacities_[pack]) {
     key = heap_.back();
     heap_.pop_back();

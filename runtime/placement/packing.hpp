@@ -4,6 +4,7 @@
 // largest problem, and reused: a packer belongs to one solve on one thread.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -63,11 +64,15 @@ class pack_filler {
   uint32_t put_by_heap(float weight);
   void order_packs();
 
+  // Weight bits above the pack's number, so that equal weights go by number.
+  uint64_t key_of(uint32_t pack) const { return uint64_t{std::bit_cast<uint32_t>(weights_[pack])} << 32 | pack; }
+
   static constexpr size_t scan_max = 16;
+  static constexpr uint64_t closed = ~uint64_t{0};
   std::span<const uint32_t> capacities_;
   std::vector<float> weights_;
   std::vector<uint32_t> items_;
-  std::vector<uint64_t> heap_;  // weight bits above the pack's number, so that equal weights go by number
+  std::vector<uint64_t> heap_;  // keys: of open packs as a heap; by pack where there are few
   uint32_t opened_ = 0;         // packs that have had their first item
   size_t next_ = 0;
   bool pairs_ = true;  // every pack takes two items
