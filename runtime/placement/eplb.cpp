@@ -80,9 +80,9 @@ class eplb_solver {
         each_of_(experts) {
     slots_.first.push_back(0);
     for (const uint32_t slots : usable) slots_.first.push_back(slots_.first.back() + slots);
-    for (uint16_t device = 0; device < usable.size(); ++device)
+    for (size_t device = 0; device < usable.size(); ++device)
       if (usable[device] > 0) {
-        devices_.push_back(device);
+        devices_.push_back(static_cast<uint16_t>(device));
         capacities_.push_back(usable[device]);
       }
     split(groups, topology);

@@ -1,6 +1,7 @@
 #include "runtime/placement/evaluation.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "runtime/placement/simple_policies.hpp"
@@ -61,6 +62,7 @@ std::vector<double> window_bounds(const load_history& load, const placement_topo
   const auto slots = usable_slots({load, topology, settings.liveness, nullptr, settings.limits});
   const auto shares = settings.selection == replica_selection::even ? row_shares::even : row_shares::any;
   std::vector<double> bounds;
+  bounds.reserve(load.windows.size());
   for (const auto& window : load.windows) bounds.push_back(mean_bound(load, window, slots, shares));
   return bounds;
 }
@@ -96,6 +98,7 @@ result<evaluation> evaluate(const std::string& name, const placement_policy& pol
     if (made) {
       plan.move_bytes = made->move_bytes;
       plan.moves = made->moves.size();
+      plan.move_seconds = made->move_seconds;
       plan.reason = made->reason;
       current = std::move(made->map);
     } else {
@@ -131,6 +134,7 @@ evaluation_summary summarise(const evaluation& judged) {
     summary.mean.solve_seconds += plan.solve_seconds / count;
     wasted += static_cast<double>(plan.wasted_slots) / count;
     if (t > 0) summary.move_bytes += static_cast<double>(plan.move_bytes) / (count - 1);
+    summary.mean.move_seconds += plan.move_seconds / count;
     summary.solve_seconds_max = std::max(summary.solve_seconds_max, plan.solve_seconds);
     summary.balance_worst = std::min(summary.balance_worst, plan.balance_worst);
     summary.node_worst = std::max(summary.node_worst, plan.node_worst);
@@ -138,7 +142,7 @@ evaluation_summary summarise(const evaluation& judged) {
     ++summary.failures;
     if (summary.first_failure.empty()) summary.first_failure = plan.failure;
   }
-  summary.mean.wasted_slots = static_cast<uint64_t>(wasted + 0.5);
+  summary.mean.wasted_slots = static_cast<uint64_t>(std::llround(wasted));
   summary.first_move_bytes = judged.plans.front().move_bytes;
   return summary;
 }

@@ -36,6 +36,7 @@ struct judged_plan {
   uint64_t wasted_slots = 0;
   uint64_t move_bytes = 0;
   uint64_t moves = 0;
+  double move_seconds = 0;  // that the moves take at least, at the topology's bandwidth
   std::string reason;
   std::string failure;  // empty when the plan was followed; else the one before stayed in force
 };

@@ -50,8 +50,8 @@ slot_map to_slot_map(const expert_map& map, std::span<const uint32_t> capacities
     std::fill(used.begin(), used.end(), 0);
     for (uint32_t expert = 0; expert < map.experts; ++expert)
       for (const uint16_t device : map.replicas(layer, expert)) {
-        TROUPE_CHECK(device < capacities.size() && used[device] < capacities[device],
-                     "a map is turned into slots only after it was validated");
+        TROUPE_CHECK(device < capacities.size(), "a map is turned into slots only after it was validated");
+        TROUPE_CHECK(used[device] < capacities[device], "a map is turned into slots only after it was validated");
         row[slots.first[device] + used[device]++] = static_cast<uint16_t>(expert);
       }
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 #include <vector>
@@ -44,7 +45,7 @@ std::string colour(int step) {
   const double part = at - static_cast<double>(low);
   std::array<int, 3> mixed{};
   for (size_t i = 0; i < 3; ++i)
-    mixed[i] = static_cast<int>(stops[low][i] + part * (stops[low + 1][i] - stops[low][i]) + 0.5);
+    mixed[i] = static_cast<int>(std::lround(stops[low][i] + part * (stops[low + 1][i] - stops[low][i])));
   return print("#%02x%02x%02x", mixed[0], mixed[1], mixed[2]);
 }
 
@@ -55,7 +56,7 @@ std::string cells(std::span<const double> rows, size_t layers, size_t devices, i
     const double mean = std::accumulate(row.begin(), row.end(), 0.0) / static_cast<double>(devices);
     for (size_t device = 0; device < devices; ++device) {
       const double relative = mean > 0 ? row[device] / mean : 0;
-      const int step = std::clamp(static_cast<int>(relative / 2 * (colours - 1) + 0.5), 0, colours - 1);
+      const int step = static_cast<int>(std::lround(std::min(1.0, relative / 2) * (colours - 1)));
       paths[static_cast<size_t>(step)] += print("M%zu %zuh%dv%dh-%dz", device * static_cast<size_t>(width),
                                                 layer * static_cast<size_t>(height), width, height, width);
     }

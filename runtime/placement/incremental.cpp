@@ -123,7 +123,8 @@ std::vector<uint32_t> within(const std::vector<std::vector<taken>>& steps, uint6
 }  // namespace
 
 result<placement_proposal> place_incremental(const placement_input& input, const incremental_settings& settings) {
-  if (!(settings.aim >= 0 && settings.aim <= 10) || !(settings.worth >= 0 && settings.worth <= 10))
+  const auto sensible = [](double value) { return value >= 0 && value <= 10; };
+  if (!sensible(settings.aim) || !sensible(settings.worth))
     return error{errc::invalid_argument, "incremental: aim and worth must be from 0 to 10"};
   if (input.current == nullptr) {
     auto first = place_eplb(input);

@@ -35,6 +35,6 @@ result<std::vector<uint64_t>> counts_from_raw(std::string_view bytes, char kind,
 // Fails: malformed when the shape is no load. `recorded`: leave out empty steps and layers.
 result<load_history> load_from_counts(count_array counts, bool recorded, const std::string& source);
 
-constexpr uint64_t load_entries_max = uint64_t{1} << 30;  // rows of all windows and sources
+constexpr uint64_t load_entries_max = uint64_t{1} << 28;  // rows of all windows and sources
 
 }  // namespace troupe

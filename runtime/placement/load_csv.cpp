@@ -95,7 +95,10 @@ result<load_history> long_form(std::string_view text, bool by_source, const std:
   if (entries.empty()) return error{errc::malformed, source + ": there are no rows in it"};
   if (!by_source) sources = 0;
   if (layers * experts > load_entries_max / windows / (1 + sources))
-    return error{errc::malformed, source + ": windows x layers x experts must not be above 2^30"};
+    return error{errc::malformed, source + ": windows x layers x experts must not be above 2^28"};
+  // A small file must not take a large memory: zeros may be left out, but not nearly all entries be zero.
+  if (layers * experts * windows * (1 + sources) > 4096 * entries.size() + (uint64_t{1} << 20))
+    return error{errc::malformed, source + ": it has too few lines for its windows, layers and experts"};
   load_history load{static_cast<uint32_t>(layers), static_cast<uint32_t>(experts), static_cast<uint32_t>(sources), {}};
   load.windows.resize(windows);
   for (auto& window : load.windows) {

@@ -83,7 +83,8 @@ class byte_reader {
 }  // namespace
 
 result<uint64_t> whole_count(double value, const std::string& source) {
-  if (!(value >= 0 && value < 0x1p53))
+  const bool whole = value >= 0 && value < 0x1p53;  // false for what is no number
+  if (!whole)
     return error{errc::malformed, source + ": a count of rows must be from 0 to 2^53, and is " + std::to_string(value)};
   return static_cast<uint64_t>(std::llround(value));
 }

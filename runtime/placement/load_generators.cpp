@@ -17,24 +17,25 @@ constexpr std::array shapes = {
     std::pair{"log_normal", load_shape::log_normal}, std::pair{"drifting", load_shape::drifting},
     std::pair{"bursts", load_shape::bursts},         std::pair{"domains", load_shape::domains}};
 
-constexpr uint64_t entries_max = uint64_t{1} << 30;
+constexpr uint64_t entries_max = uint64_t{1} << 28;
 
 result<void> check(const generator_settings& settings) {
   const auto refuse = [](const char* why) {
     return error{errc::invalid_argument, std::string("a generated load: ") + why};
   };
+  const auto within = [](double value, double most) { return value >= 0 && value <= most; };
   if (settings.layers == 0 || settings.experts == 0 || settings.windows == 0 || settings.tokens == 0 ||
       settings.rows_per_token == 0 || settings.domains == 0)
     return refuse("layers, experts, windows, tokens, rows_per_token and domains must be above 0");
   if (settings.rows_per_token > settings.experts) return refuse("rows_per_token must not be above experts");
   if (settings.tokens > uint64_t{1} << 40) return refuse("tokens must not be above 2^40");
   if (uint64_t{settings.layers} * settings.experts > entries_max / settings.windows / (1 + settings.sources))
-    return refuse("layers x experts x windows x sources must not be above 2^30");
-  if (!(settings.sigma >= 0 && settings.sigma <= 10)) return refuse("sigma must be in 0..10");
-  if (!(settings.exponent >= 0 && settings.exponent <= 10)) return refuse("exponent must be in 0..10");
-  if (!(settings.memory >= 0 && settings.memory <= 1)) return refuse("memory must be in 0..1");
-  if (!(settings.probability >= 0 && settings.probability <= 1)) return refuse("probability must be in 0..1");
-  if (!(settings.height >= 0 && settings.height <= 1e6)) return refuse("height must be in 0..1000000");
+    return refuse("layers x experts x windows x sources must not be above 2^28");
+  if (!within(settings.sigma, 10)) return refuse("sigma must be in 0..10");
+  if (!within(settings.exponent, 10)) return refuse("exponent must be in 0..10");
+  if (!within(settings.memory, 1)) return refuse("memory must be in 0..1");
+  if (!within(settings.probability, 1)) return refuse("probability must be in 0..1");
+  if (!within(settings.height, 1e6)) return refuse("height must be in 0..1000000");
   return {};
 }
 

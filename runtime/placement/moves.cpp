@@ -67,12 +67,21 @@ void add_moves(placement_plan& plan, const placement_input& input) {
   std::iota(order.begin(), order.end(), 0U);
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return layers[a].gain > layers[b].gain; });
   std::vector<uint32_t> staged(devices);
+  std::vector<double> sending(devices);
+  std::vector<double> receiving(devices);
   for (const uint32_t layer : order) {
     const auto& changes = layers[layer];
     std::fill(staged.begin(), staged.end(), 0);
     for (const auto& move : changes.moves) {
       staged[move.to] += 1;
       plan.move_bytes += move.bytes;
+      const auto& topology = input.topology;
+      const bool near =
+          move.from >= 0 && topology.devices[static_cast<size_t>(move.from)].node == topology.devices[move.to].node;
+      const double gbytes_s = near ? topology.within_node_gbytes_s : topology.between_nodes_gbytes_s;
+      const double seconds = gbytes_s > 0 ? static_cast<double>(move.bytes) / (gbytes_s * 1e9) : 0;
+      receiving[move.to] += seconds;
+      if (move.from >= 0) sending[static_cast<size_t>(move.from)] += seconds;
     }
     if (input.current != nullptr) {
       // Of what a device loads, that much comes on top of its slots until the layer's drops.
@@ -88,6 +97,8 @@ void add_moves(placement_plan& plan, const placement_input& input) {
     plan.moves.insert(plan.moves.end(), changes.moves.begin(), changes.moves.end());
     plan.drops.insert(plan.drops.end(), changes.drops.begin(), changes.drops.end());
   }
+  for (size_t device = 0; device < devices; ++device)
+    plan.move_seconds = std::max({plan.move_seconds, sending[device], receiving[device]});
 }
 
 }  // namespace troupe

@@ -203,6 +203,8 @@ class pickle_machine {
 };
 
 result<pickle_document> pickle_document::parse(std::string_view bytes, const std::string& source) {
+  constexpr size_t bytes_max = 1 << 20;  // the pickle of a few tensors is a few hundred bytes; their data is elsewhere
+  if (bytes.size() > bytes_max) return error{errc::unsupported, source + ": its pickle is larger than 1 MiB"};
   return pickle_machine(bytes, source).run();
 }
 

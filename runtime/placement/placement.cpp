@@ -93,7 +93,7 @@ result<placement_answer> place_linear(const placement_request& request) {
 }
 
 result<void> validate(const placement_table& table, const placement_request& request) {
-  const auto refuse = [](std::string why) { return error{errc::invalid_argument, "placement refused: " + why}; };
+  const auto refuse = [](const std::string& why) { return error{errc::invalid_argument, "placement refused: " + why}; };
   if (table.layers != request.moe_layers.size() || table.experts != request.experts ||
       table.offsets.size() != size_t{table.layers} * table.experts + 1 || table.offsets.front() != 0 ||
       table.offsets.back() != table.nodes.size() || !std::is_sorted(table.offsets.begin(), table.offsets.end()))

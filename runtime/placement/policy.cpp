@@ -1,6 +1,7 @@
 #include "runtime/placement/policy.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace troupe {
@@ -63,27 +64,36 @@ class occupancy {
 std::vector<uint32_t> usable_slots(const placement_input& input) {
   const auto& topology = input.topology;
   const uint64_t slot_bytes = std::max<uint64_t>(1, input.limits.expert_bytes * input.load.layers);
-  const auto fit = [&](uint32_t slots, uint64_t memory) {
-    return memory == 0 ? slots : static_cast<uint32_t>(std::min<uint64_t>(slots, memory / slot_bytes));
+  const auto fit = [&](uint64_t slots, uint64_t memory) {
+    return memory == 0 ? slots : std::min(slots, memory / slot_bytes);
   };
   std::vector<uint32_t> usable(topology.devices.size());
-  for (size_t device = 0; device < usable.size(); ++device)
-    if (input.liveness(device))
-      usable[device] = fit(topology.devices[device].slots, topology.devices[device].memory_bytes);
+  std::vector<std::vector<size_t>> of_node(topology.nodes.size());
+  for (size_t device = 0; device < usable.size(); ++device) {
+    const auto& limit = topology.devices[device];
+    if (!input.liveness(device)) continue;
+    usable[device] = static_cast<uint32_t>(fit(limit.slots, limit.memory_bytes));
+    if (limit.node < of_node.size()) of_node[limit.node].push_back(device);
+  }
   for (size_t node = 0; node < topology.nodes.size(); ++node) {
     const auto& limit = topology.nodes[node];
-    uint64_t held = 0;
-    for (size_t device = 0; device < usable.size(); ++device)
-      if (topology.devices[device].node == node) held += usable[device];
-    uint64_t allowed = limit.slots > 0 ? std::min<uint64_t>(held, limit.slots) : held;
-    allowed = fit(static_cast<uint32_t>(allowed), limit.memory_bytes);
-    // A node's own limit takes from its fullest devices, one slot at a time.
-    for (; held > allowed; --held) {
-      size_t fullest = usable.size();
-      for (size_t device = 0; device < usable.size(); ++device)
-        if (topology.devices[device].node == node && (fullest == usable.size() || usable[device] >= usable[fullest]))
-          fullest = device;
-      --usable[fullest];
+    const auto held = [&](uint32_t each_max) {
+      uint64_t sum = 0;
+      for (const size_t device : of_node[node]) sum += std::min(usable[device], each_max);
+      return sum;
+    };
+    uint64_t allowed = held(std::numeric_limits<uint32_t>::max());
+    if (limit.slots > 0) allowed = std::min<uint64_t>(allowed, limit.slots);
+    allowed = fit(allowed, limit.memory_bytes);
+    // A node's own limit takes from its fullest devices: all keep up to the same number, the first of them one more.
+    uint32_t level = 0;
+    for (uint32_t step = uint32_t{1} << 31; step > 0; step >>= 1)
+      if (level + step > level && held(level + step) <= allowed) level += step;
+    uint64_t more = allowed - held(level);
+    for (const size_t device : of_node[node]) {
+      if (usable[device] <= level) continue;
+      usable[device] = level + (more > 0 ? 1 : 0);
+      more -= more > 0 ? 1 : 0;
     }
   }
   return usable;
@@ -119,6 +129,8 @@ result<void> validate(const placement_input& input) {
         return refused("the current map names device " + std::to_string(device) + ", which does not exist");
   const auto usable = usable_slots(input);
   const uint64_t slots = std::accumulate(usable.begin(), usable.end(), uint64_t{0});
+  if (slots >= slot_map::no_expert)
+    return refused("the live devices have " + std::to_string(slots) + " slots a layer; at most 65534 are dealt with");
   if (slots < load.experts)
     return refused("the live devices have " + std::to_string(slots) + " slots a layer, fewer than the " +
                    std::to_string(load.experts) + " experts");

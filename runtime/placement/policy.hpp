@@ -74,6 +74,7 @@ struct placement_plan {
   std::vector<expert_drop> drops;
   uint32_t staging_replicas_max = 0;
   uint64_t move_bytes = 0;
+  double move_seconds = 0;  // at least, over the busiest device's links; what comes from checkpoints counts as remote
   placement_objective before;  // of the current map; zero when there is none
   placement_objective after;
   std::string reason;

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -12,6 +11,7 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <string_view>
 
@@ -177,7 +177,7 @@ class program_run {
     return error{errc::unavailable, why + (errors_.empty() ? "" : "; its last words: " + errors_)};
   }
 
-  void end() {
+  void end() const {
     if (process_ <= 0) return;
     kill(-process_, SIGKILL);
     waitpid(process_, nullptr, 0);

@@ -100,8 +100,8 @@ dispatched_rows dispatch(const expert_map& map, const load_history& load, const 
                          const placement_topology& topology, const placement_liveness& liveness,
                          replica_selection selection, std::span<const float> shares) {
   std::vector<uint16_t> live;
-  for (uint16_t device = 0; device < topology.devices.size(); ++device)
-    if (liveness(device)) live.push_back(device);
+  for (size_t device = 0; device < topology.devices.size(); ++device)
+    if (liveness(device)) live.push_back(static_cast<uint16_t>(device));
   dispatched_rows found;
   const size_t devices = topology.devices.size();
   found.device_rows.assign(size_t{map.layers} * devices, 0.0);

@@ -57,6 +57,7 @@ nlohmann::json plan_json(const judged_plan& plan) {
                       {"wasted_slots", plan.wasted_slots},
                       {"moves", plan.moves},
                       {"move_bytes", plan.move_bytes},
+                      {"move_seconds", plan.move_seconds},
                       {"solve_seconds", plan.solve_seconds},
                       {"reason", plan.reason}};
   if (!plan.failure.empty()) made["failure"] = plan.failure;
@@ -129,12 +130,12 @@ std::string place_json(const place_subject& subject, std::span<const evaluation>
 std::string place_csv(std::span<const evaluation> judged) {
   std::string out =
       "policy,plan,balance_mean,balance_worst_layer,balance_bound,worst_node_over_mean,cross_node_rows_per_token,"
-      "wasted_slots,moves,move_bytes,solve_seconds,failure\n";
+      "wasted_slots,moves,move_bytes,move_seconds,solve_seconds,failure\n";
   for (const auto& each : judged)
     for (size_t i = 0; i < each.plans.size(); ++i) {
       const auto& plan = each.plans[i];
       out += csv_text(each.policy) +
-             print(",%zu,%.6f,%.6f,%.6f,%.6f,%.6f,%llu,%llu,%llu,%.6f,", i, plan.balance_mean, plan.balance_worst,
+             print(",%zu,%.6f,%.6f,%.6f,%.6f,%.6f,%llu,%llu,%llu,%.6f,%.6f,", i, plan.balance_mean, plan.balance_worst,
                    plan.bound, plan.node_worst, plan.crossing_rows, static_cast<unsigned long long>(plan.wasted_slots),
                    static_cast<unsigned long long>(plan.moves), static_cast<unsigned long long>(plan.move_bytes),
                    plan.solve_seconds) +

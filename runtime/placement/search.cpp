@@ -70,7 +70,8 @@ class trade_floor {
     const bool free = used_ < first_.back();
     const uint32_t what = random.below(16);
     const bool gain = what != 0;
-    const bool give = gives < experts && (what == 0 || !(free && what < 8));
+    const bool take_free = free && what != 0 && what < 8;
+    const bool give = gives < experts && !take_free;
     if (!give && !(gain && free)) return;
     change(gains, gives, gain, give, 1);
     const uint32_t before = fullest_;

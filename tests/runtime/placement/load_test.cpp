@@ -150,7 +150,8 @@ TEST_CASE("a bad file is refused with the place that is bad") {
   says(why_refused("window,layer,expert,rows\n0,0,0,5\n0,0,x,5\n"), "line 3: there must be 4 numbers");
   says(why_refused("window,layer,expert,rows\n0,0,0,-5\n"), "line 2");
   says(why_refused("window,layer,expert,rows\n0,70000,0,5\n"), "layers and experts to 65534");
-  says(why_refused("window,layer,expert,rows\n1000000,60000,60000,5\n"), "must not be above 2^30");
+  says(why_refused("window,layer,expert,rows\n1000000,60000,60000,5\n"), "must not be above 2^28");
+  says(why_refused("window,layer,expert,rows\n999,99,99,5\n"), "too few lines");
   says(why_refused("window,layer,expert,rows\n"), "no rows");
   says(why_refused("1,2\n1,2,3\n"), "line 2: it has 3 experts, the line before 2");
   says(why_refused("[[1, 2], [3]]"), "not all of the same length");
@@ -247,7 +248,7 @@ TEST_CASE("settings of a generator that make no sense are refused with their nam
   says(refused("uniform:layers=0"), "layers");
   says(refused("uniform:experts=4"), "rows_per_token");
   says(refused("log_normal:sigma=nan"), "sigma");
-  says(refused("log_normal:windows=4000000000,layers=4000000000"), "2^30");
+  says(refused("log_normal:windows=4000000000,layers=4000000000"), "2^28");
   says(refused("bursts:probability=2"), "probability");
 }
 

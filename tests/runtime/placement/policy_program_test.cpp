@@ -1,10 +1,10 @@
 #include "runtime/placement/policy_program.hpp"
 
 #include <doctest/doctest.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>

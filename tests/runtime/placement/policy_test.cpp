@@ -166,6 +166,10 @@ TEST_CASE("an input that contradicts itself is refused with a sentence") {
     asked.topology = even_topology(1, 3, 1);
     CHECK(says(refused(), "have 3 slots a layer, fewer than the 4 experts"));
   }
+  SUBCASE("more slots than anything is made for") {
+    asked.topology = even_topology(2, 8, 60'000);
+    CHECK(says(refused(), "at most 65534 are dealt with"));
+  }
   SUBCASE("a window of another shape") {
     asked.load.windows[0].rows.pop_back();
     CHECK(says(refused(), "window 0 of the load"));
@@ -191,8 +195,16 @@ TEST_CASE("slots follow memory, liveness and what a node allows") {
   CHECK(usable_slots(asked.input()) == std::vector<uint32_t>{1, 2, 0, 2});
   asked.topology.nodes[0].slots = 2;
   CHECK(usable_slots(asked.input()) == std::vector<uint32_t>{1, 1, 0, 2});
-  asked.topology.nodes[1].memory_bytes = 20;
+  asked.topology.nodes[1].memory_bytes = 39;
   CHECK(usable_slots(asked.input()) == std::vector<uint32_t>{1, 1, 0, 1});
+}
+
+TEST_CASE("a node's limit leaves its devices as equal as they can be") {
+  auto asked = small();
+  asked.topology = even_topology(1, 4, 9);
+  asked.topology.devices[1].slots = 2;
+  asked.topology.nodes[0].slots = 18;
+  CHECK(usable_slots(asked.input()) == std::vector<uint32_t>{6, 2, 5, 5});
 }
 
 TEST_CASE("an older window counts as much less as the decay says") {
