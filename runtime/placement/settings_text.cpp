@@ -21,15 +21,16 @@ result<settings_text> settings_text::parse(const std::string& text) {
   const auto colon = text.find(':');
   settings.name_ = text.substr(0, colon);
   if (colon == std::string::npos) return settings;
+  const auto refuse = [&](const std::string& why) {
+    return error{errc::invalid_argument, "'" + text + "' must be NAME or NAME:key=value,...; " + why};
+  };
   for (size_t from = colon + 1; from <= text.size();) {
     const auto comma = std::min(text.find(',', from), text.size());
     const auto part = text.substr(from, comma - from);
     const auto equals = part.find('=');
-    if (equals == std::string::npos || equals == 0)
-      return error{errc::invalid_argument,
-                   "'" + text + "' must be NAME or NAME:key=value,...; '" + part + "' has no key and value"};
-    if (!settings.values_.emplace(part.substr(0, equals), part.substr(equals + 1)).second)
-      return error{errc::invalid_argument, "'" + text + "' gives " + part.substr(0, equals) + " twice"};
+    if (equals == std::string::npos || equals == 0) return refuse("'" + part + "' has no key and value");
+    const auto key = part.substr(0, equals);
+    if (!settings.values_.emplace(key, part.substr(equals + 1)).second) return refuse(key + " comes twice");
     from = comma + 1;
   }
   return settings;

@@ -42,7 +42,8 @@ class section {
   void real(const char* key, double& target, double to) {
     if (const auto value = find(key)) {
       const auto read = as<double>(value, key, "a number");
-      if (!(read >= 0 && read <= to))
+      const bool sensible = read >= 0 && read <= to;  // false for what is no number
+      if (!sensible)
         refuse(value, std::string("`") + key + "` must be 0 to " + std::to_string(static_cast<uint64_t>(to)));
       else
         target = read;

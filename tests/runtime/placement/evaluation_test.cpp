@@ -13,7 +13,6 @@ namespace troupe {
 namespace {
 
 using testing::made_load;
-using testing::question;
 
 expert_map map_of(uint32_t experts, const std::vector<std::vector<uint16_t>>& replicas) {
   expert_map map{static_cast<uint32_t>(replicas.size()) / experts, experts, {0}, {}};
