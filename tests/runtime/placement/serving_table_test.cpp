@@ -10,7 +10,7 @@ placement_request question(uint32_t nodes, uint32_t experts, uint32_t redundant)
   request.moe_layers = {false, true, true};
   request.experts = experts;
   request.redundant_replicas = redundant;
-  for (uint16_t node = 0; node < nodes; ++node) request.nodes.push_back({node, 0, true});
+  for (uint32_t node = 0; node < nodes; ++node) request.nodes.push_back({static_cast<uint16_t>(node), 0, true});
   return request;
 }
 
