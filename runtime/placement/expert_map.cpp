@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "runtime/error.hpp"
-
 namespace troupe {
 
 expert_map to_expert_map(const slot_map& slots, uint32_t experts) {
@@ -36,26 +34,6 @@ expert_map to_expert_map(const slot_map& slots, uint32_t experts) {
   map.offsets.back() = written;
   map.devices.resize(written);
   return map;
-}
-
-slot_map to_slot_map(const expert_map& map, std::span<const uint32_t> capacities) {
-  slot_map slots;
-  slots.layers = map.layers;
-  slots.first.push_back(0);
-  for (const uint32_t capacity : capacities) slots.first.push_back(slots.first.back() + capacity);
-  slots.experts.assign(size_t{map.layers} * slots.slots(), slot_map::no_expert);
-  std::vector<uint32_t> used(capacities.size());
-  for (uint32_t layer = 0; layer < map.layers; ++layer) {
-    uint16_t* row = slots.experts.data() + size_t{layer} * slots.slots();
-    std::fill(used.begin(), used.end(), 0);
-    for (uint32_t expert = 0; expert < map.experts; ++expert)
-      for (const uint16_t device : map.replicas(layer, expert)) {
-        TROUPE_CHECK(device < capacities.size(), "a map is turned into slots only after it was validated");
-        TROUPE_CHECK(used[device] < capacities[device], "a map is turned into slots only after it was validated");
-        row[slots.first[device] + used[device]++] = static_cast<uint16_t>(expert);
-      }
-  }
-  return slots;
 }
 
 uint64_t wasted_slots(const expert_map& map) {

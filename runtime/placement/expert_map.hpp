@@ -38,8 +38,6 @@ struct slot_map {
 
 // Requires: every expert below `experts`, or no_expert. Replicas are listed by device, ascending.
 expert_map to_expert_map(const slot_map& slots, uint32_t experts);
-// Requires: devices below `capacities.size()`, and no device over its capacity in a layer.
-slot_map to_slot_map(const expert_map& map, std::span<const uint32_t> capacities);
 
 // Slots that hold a second replica of an expert that their device holds already.
 uint64_t wasted_slots(const expert_map& map);

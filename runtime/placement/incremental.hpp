@@ -12,8 +12,8 @@
 namespace troupe {
 
 struct incremental_settings {
-  double aim = 0.5;           // how far above the mean device EPLB's fullest is: what part of that is the target
-  double worth = 0.02;        // of the mean device's rows, that each replica loaded must take away
+  double aim = 0.4;           // how far above the mean device EPLB's fullest is: what part of that is the target
+  double worth = 0.025;       // of the mean device's rows, that each replica loaded must take away
   uint32_t steps_max = 1000;  // in one layer
 };
 
