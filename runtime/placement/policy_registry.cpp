@@ -96,7 +96,8 @@ policy_registry shipped_policies() {
   registry.add({"static", "file=MAP.json: a map that was given", make_static});
   registry.add(plain("eplb", "DeepSeek's EPLB", place_eplb));
   registry.add(plain("eplb_distinct", "EPLB without two replicas of an expert on one device", place_eplb_distinct));
-  registry.add({"incremental", "aim=0.4,worth=0.025,steps_max=1000: few moves, from the current map", make_incremental});
+  registry.add(
+      {"incremental", "aim=0.4,worth=0.025,steps_max=1000: few moves, from the current map", make_incremental});
   registry.add({"search", "trials=1000,seed=1: a better balance than EPLB's, slowly", make_search});
   return registry;
 }
