@@ -15,6 +15,7 @@ void add_serve(CLI::App& app, int& exit_code);
 // `arguments` start the process again when the node joins as a new incarnation.
 void add_node(CLI::App& app, int& exit_code, char** arguments);
 void add_generate(CLI::App& app, int& exit_code);
+void add_place(CLI::App& app, int& exit_code);
 
 // Prints "troupe: <message>" to stderr and gives the exit code for it.
 int report(const error& failure);

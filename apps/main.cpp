@@ -43,6 +43,7 @@ int main(int count, char** arguments) {
   troupe::add_serve(app, exit_code);
   troupe::add_node(app, exit_code, arguments);
   troupe::add_generate(app, exit_code);
+  troupe::add_place(app, exit_code);
   try {
     app.parse(count, arguments);
   } catch (const CLI::ParseError& failure) {

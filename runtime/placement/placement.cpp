@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "runtime/placement/policy_registry.hpp"
+
 namespace troupe {
 
 namespace {
@@ -11,18 +13,67 @@ std::string place_name(uint32_t layer, uint32_t expert) {
   return "layer " + std::to_string(layer) + ", expert " + std::to_string(expert);
 }
 
-}  // namespace
-
-result<placement_policy> find_placement_policy(std::string_view name) {
-  if (name == "linear") return placement_policy(place_linear);
-  return error{errc::not_found, "there is no placement policy '" + std::string(name) + "'; there is: linear"};
+// A policy of the registry, asked about nodes of one device each.
+result<placement_answer> place_by(const placement_policy& policy, const placement_request& request) {
+  placement_topology topology;
+  placement_liveness liveness;
+  const auto live = static_cast<uint32_t>(
+      std::count_if(request.nodes.begin(), request.nodes.end(), [](const node_topology& node) { return node.live; }));
+  if (live == 0) return error{errc::invalid_argument, "a placement needs at least one live node"};
+  const uint64_t replicas = uint64_t{request.experts} * std::min(1 + request.redundant_replicas, live);
+  for (const auto& node : request.nodes) {
+    const auto number = static_cast<uint16_t>(topology.nodes.size());
+    topology.nodes.emplace_back();
+    const auto share = static_cast<uint32_t>((replicas + live - 1) / live);
+    topology.devices.push_back({number, node.slots > 0 ? node.slots : share, 0});
+    liveness.live.push_back(node.live);
+  }
+  const auto layers = static_cast<uint32_t>(std::count(request.moe_layers.begin(), request.moe_layers.end(), true));
+  const placement_limits limits;
+  auto plan = place(policy, {even_load(layers, request.experts), topology, liveness, nullptr, limits});
+  if (!plan) return plan.failure();
+  placement_answer answer;
+  answer.reason = std::move(plan->reason);
+  auto& table = answer.table;
+  table.layers = static_cast<uint32_t>(request.moe_layers.size());
+  table.experts = request.experts;
+  table.offsets.push_back(0);
+  uint32_t moe_layer = 0;
+  for (const bool moe : request.moe_layers) {
+    for (uint32_t expert = 0; expert < request.experts; ++expert) {
+      if (moe)
+        for (const uint16_t device : plan->map.replicas(moe_layer, expert)) {
+          const uint16_t node = request.nodes[device].node;
+          // A second replica on a node would serve nothing.
+          if (std::find(table.nodes.begin() + table.offsets.back(), table.nodes.end(), node) == table.nodes.end())
+            table.nodes.push_back(node);
+        }
+      table.offsets.push_back(static_cast<uint32_t>(table.nodes.size()));
+    }
+    moe_layer += moe ? 1 : 0;
+  }
+  return answer;
 }
 
-result<placement_plan> place_linear(const placement_request& request) {
+}  // namespace
+
+result<table_policy> find_placement_policy(std::string_view name) {
+  if (name == "linear") return table_policy(place_linear);
+  if (name.starts_with("program:"))
+    return error{errc::unsupported,
+                 "a policy program would keep the coordinator waiting; try it with `troupe place`, "
+                 "and serve its map with static:file=MAP.json"};
+  auto policy = shipped_policies().make(std::string(name));
+  if (!policy) return policy.failure();
+  return table_policy(
+      [policy = std::move(*policy)](const placement_request& request) { return place_by(policy, request); });
+}
+
+result<placement_answer> place_linear(const placement_request& request) {
   if (request.nodes.empty()) return error{errc::invalid_argument, "a placement needs at least one node"};
   const auto count = static_cast<uint32_t>(request.nodes.size());
   const uint32_t replicas = std::min(1 + request.redundant_replicas, count);
-  placement_plan plan;
+  placement_answer plan;
   auto& table = plan.table;
   table.layers = static_cast<uint32_t>(request.moe_layers.size());
   table.experts = request.experts;
@@ -42,7 +93,7 @@ result<placement_plan> place_linear(const placement_request& request) {
 }
 
 result<void> validate(const placement_table& table, const placement_request& request) {
-  const auto refuse = [](std::string why) { return error{errc::invalid_argument, "placement refused: " + why}; };
+  const auto refuse = [](const std::string& why) { return error{errc::invalid_argument, "placement refused: " + why}; };
   if (table.layers != request.moe_layers.size() || table.experts != request.experts ||
       table.offsets.size() != size_t{table.layers} * table.experts + 1 || table.offsets.front() != 0 ||
       table.offsets.back() != table.nodes.size() || !std::is_sorted(table.offsets.begin(), table.offsets.end()))

@@ -1,8 +1,8 @@
-// Where experts live: the placement table and the policies that make it.
+// The placement table that serving nodes exchange, and the policies by the name in their configuration.
 //
-// A policy is a pure function from what is known (load, topology, liveness, the current table, limits)
-// to a table. The runtime validates every table before it publishes it. MoE layers are numbered by
-// their index in the model; dense layers have no entries.
+// The coordinator asks for a table once and validates it before it publishes it; a node is one device then.
+// MoE layers are numbered by their index in the model; dense layers have no entries. The interface for
+// policies themselves is policy.hpp. Pure functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -35,11 +35,6 @@ struct placement_table {
   }
 };
 
-// Rows dispatched to each (layer, expert) in a window: rows[layer * experts + expert].
-struct load_history {
-  std::vector<uint64_t> rows;
-};
-
 struct node_topology {
   uint16_t node = 0;
   uint32_t slots = 0;  // expert replicas a layer that it can hold; 0: no limit
@@ -49,25 +44,24 @@ struct node_topology {
 struct placement_request {
   std::vector<bool> moe_layers;  // one entry a layer of the model
   uint32_t experts = 0;
-  uint32_t redundant_replicas = 1;           // further replicas of each expert, where nodes allow
-  std::vector<node_topology> nodes;          // the unit's nodes, dead ones included
-  load_history load;                         // may be empty
-  const placement_table* current = nullptr;  // null at the start
+  uint32_t redundant_replicas = 1;   // further replicas of each expert, where nodes allow
+  std::vector<node_topology> nodes;  // the unit's nodes, dead ones included
 };
 
-struct placement_plan {
+struct placement_answer {
   placement_table table;
   std::string reason;  // one sentence
 };
 
 // Thread: any; pure. Fails: invalid_argument with a sentence.
-using placement_policy = std::function<result<placement_plan>(const placement_request&)>;
+using table_policy = std::function<result<placement_answer>(const placement_request&)>;
 
-// A policy by its name in the configuration. Fails: not_found, naming those that exist.
-result<placement_policy> find_placement_policy(std::string_view name);
+// A policy by its name in the configuration: `linear`, or one of policy_registry.hpp, which then sees every
+// expert equally loaded. Fails: not_found, naming those that exist.
+result<table_policy> find_placement_policy(std::string_view name);
 
 // Expert e of a layer goes to node e * N / E; redundant replicas go to the nodes after it.
-result<placement_plan> place_linear(const placement_request& request);
+result<placement_answer> place_linear(const placement_request& request);
 
 // Checks a table against a request: every expert of every MoE layer has a replica, every node exists,
 // no node holds more than its slots, no entry names a node twice. The sentence names layer and expert.

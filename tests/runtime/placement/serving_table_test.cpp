@@ -1,6 +1,6 @@
-#include "runtime/placement/placement.hpp"
-
 #include <doctest/doctest.h>
+
+#include "runtime/placement/placement.hpp"
 
 namespace troupe {
 namespace {
@@ -10,7 +10,7 @@ placement_request question(uint32_t nodes, uint32_t experts, uint32_t redundant)
   request.moe_layers = {false, true, true};
   request.experts = experts;
   request.redundant_replicas = redundant;
-  for (uint16_t node = 0; node < nodes; ++node) request.nodes.push_back({node, 0, true});
+  for (uint32_t node = 0; node < nodes; ++node) request.nodes.push_back({static_cast<uint16_t>(node), 0, true});
   return request;
 }
 
@@ -76,6 +76,23 @@ TEST_CASE("an unknown policy is refused with the names of those that exist") {
   const auto policy = find_placement_policy("liner");
   REQUIRE(!policy);
   CHECK(policy.failure().message.find("linear") != std::string::npos);
+}
+
+TEST_CASE("policies of the registry serve too: every expert has its replicas on different nodes") {
+  for (const char* name : {"round_robin", "random:seed=3", "eplb_distinct"}) {
+    CAPTURE(name);
+    const auto policy = find_placement_policy(name);
+    REQUIRE(policy);
+    const auto request = question(4, 32, 1);
+    const auto answer = (*policy)(request);
+    REQUIRE_MESSAGE(answer, (answer ? "" : answer.failure().message));
+    REQUIRE(validate(answer->table, request));
+    for (uint32_t expert = 0; expert < 32; ++expert) {
+      CHECK(answer->table.replicas(0, expert).empty());
+      CHECK(answer->table.replicas(1, expert).size() == 2);
+    }
+  }
+  CHECK(find_placement_policy("program:true").failure().code == errc::unsupported);
 }
 
 }  // namespace troupe
