@@ -116,4 +116,52 @@ TEST_CASE("too many sequences, and one that can never fit, are refused with a se
   CHECK(huge.failure().code == errc::invalid_argument);
 }
 
+TEST_CASE("a long prompt is split between micro-batches, so that each has half of its attention work") {
+  kv_cache cache{small_layout(), 1, 64};
+  sequence_batcher batcher{{.rows_max = 1024, .chunk = 1024, .micro_batches = 2, .sequences_max = 4}, cache};
+  REQUIRE(batcher.add(prompt_of(1, 600, 4)));
+  std::vector<batch_row> first, second;
+  std::vector<uint32_t> follows;
+  REQUIRE(batcher.pick(0, first, follows));
+  CHECK(follows.empty());
+  REQUIRE(batcher.pick(1, second, follows));
+  CHECK(follows == std::vector<uint32_t>{0});  // its keys must come first
+  REQUIRE(first.size() + second.size() == 600);
+  CHECK(first.size() > second.size());  // later rows read more keys
+  CHECK(second.front().position == static_cast<int32_t>(first.size()));
+  CHECK(second.back().samples);
+  const auto half = sequence_batcher::work_of(0, 600) / 2;
+  const auto difference = static_cast<int64_t>(sequence_batcher::work_of(0, first.size())) - static_cast<int64_t>(half);
+  CHECK(std::abs(difference) < static_cast<int64_t>(sequence_batcher::row_work + 600));
+  // The second part may end first; the sequence decodes when both have ended.
+  const auto emit = [](sequence& owner, size_t, bool) {
+    owner.tokens.push_back(9);
+    return false;
+  };
+  batcher.finish(second, emit);
+  REQUIRE(batcher.start_decoding(request_id{1}, 0));
+  CHECK(!batcher.pick(1, second, follows));
+  batcher.finish(first, emit);
+  REQUIRE(batcher.pick(1, second, follows));
+  CHECK(second.size() == 1);
+  CHECK(second[0].position == 600);
+}
+
+TEST_CASE("a prompt cancelled while it is in two micro-batches is freed when both have ended") {
+  kv_cache cache{small_layout(), 1, 64};
+  sequence_batcher batcher{{.rows_max = 1024, .chunk = 1024, .micro_batches = 2, .sequences_max = 4}, cache};
+  REQUIRE(batcher.add(prompt_of(1, 600, 4)));
+  std::vector<batch_row> first, second;
+  std::vector<uint32_t> follows;
+  REQUIRE(batcher.pick(0, first, follows));
+  REQUIRE(batcher.pick(1, second, follows));
+  CHECK(batcher.cancel(request_id{1}, 0));
+  const auto silent = [](sequence&, size_t, bool) { return false; };
+  batcher.finish(second, silent);
+  CHECK(batcher.size() == 1);
+  batcher.finish(first, silent);
+  CHECK(batcher.size() == 0);
+  CHECK(cache.free_count() == 64);
+}
+
 }  // namespace troupe

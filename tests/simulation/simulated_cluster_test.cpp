@@ -50,6 +50,55 @@ TEST_CASE("tokens and log-probabilities do not depend on nodes, strangers, chunk
   }
 }
 
+TEST_CASE("tokens and log-probabilities do not depend on the schedule, nor on where a prompt is split") {
+  const std::string names[] = {"serial", "dual_prefill", "dual_decode", "auto"};
+  for (const auto& name : names)
+    for (const uint32_t requests : {1U, 24U}) {
+      CAPTURE(name);
+      CAPTURE(requests);
+      auto options = t1_options(4);
+      options.settings.schedule = *find_schedule(name, ".");
+      options.settings.schedule.probe_steps = 1;  // every choice of `auto` is tried
+      options.settings.chunk = 512;
+      simulated_cluster cluster(t1_model(), options);
+      REQUIRE(cluster.start());
+      for (uint32_t i = 0; i < requests; ++i) cluster.submit(mixed_request(i));
+      REQUIRE(cluster.run_until([&] { return cluster.all_ended(); }, seconds(60)));
+      for (uint32_t i = 0; i < requests; ++i) {
+        CAPTURE(i);
+        CHECK(result_of(*cluster.streams()[i]) == alone(i));
+      }
+    }
+}
+
+TEST_CASE("with dispatch in FP8 tokens and log-probabilities are equal on every layout, local experts included") {
+  const auto run = [&](uint32_t nodes, uint32_t chunk, const std::string& cut, uint32_t requests, wire_dtype dispatch) {
+    auto options = t1_options(nodes);
+    options.settings.dispatch = dispatch;
+    options.settings.combine = wire_dtype::bf16;
+    options.settings.chunk = chunk;
+    options.settings.schedule = *find_schedule(cut, ".");
+    simulated_cluster cluster(t1_model(), options);
+    REQUIRE(cluster.start());
+    for (uint32_t i = 0; i < requests; ++i) cluster.submit(mixed_request(i));
+    REQUIRE(cluster.run_until([&] { return cluster.all_ended(); }, seconds(60)));
+    std::vector<stream_result> results;
+    for (const auto& stream : cluster.streams()) results.push_back(result_of(*stream));
+    return results;
+  };
+  const auto reference = run(1, 16, "serial", 24, wire_dtype::fp8);
+  CHECK(run(1, 512, "dual_prefill", 24, wire_dtype::fp8) == reference);
+  CHECK(run(4, 1, "dual_decode", 24, wire_dtype::fp8) == reference);
+  CHECK(run(7, 64, "auto", 24, wire_dtype::fp8) == reference);
+  const auto few = run(4, 16, "dual_decode", 3, wire_dtype::fp8);
+  CHECK(std::equal(few.begin(), few.end(), reference.begin()));
+  // It is another precision than BF16, and close to it.
+  const auto bf16 = run(1, 16, "serial", 24, wire_dtype::bf16);
+  CHECK(bf16 != reference);
+  for (size_t i = 0; i < reference.size(); ++i)
+    CHECK(std::abs(reference[i].logprobs.front() - bf16[i].logprobs.front()) < 0.2F);
+}
+
 TEST_CASE("profile amx_bf16 gives the same bits on every layout of the cluster too") {
   if (!kernels::cpu_features::detect().amx_bf16) {
     MESSAGE("skipped: this CPU has no AMX BF16");
