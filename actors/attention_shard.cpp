@@ -209,6 +209,10 @@ void attention_shard_state::on_stage_done(const stage_done& done) {
 
 void attention_shard_state::start_idle_steps() {
   if (!view_) return;
+  // A new choice cuts the whole batch anew, so that its micro-batches begin in step.
+  const auto running = [](const auto& step) { return !step->idle(); };
+  if (cutting_anew_ && std::any_of(steps_.begin(), steps_.end(), running)) return;
+  cutting_anew_ = false;
   const auto& choice = chooser_->current();
   for (uint32_t i = 0; i < choice.micro_batches; ++i) {
     auto& step = *steps_[i];
@@ -219,6 +223,11 @@ void attention_shard_state::start_idle_steps() {
     for (const uint32_t part : parts_) follows_[i].push_back({part, steps_[part]->number()});
     go_on(i);
   }
+}
+
+void attention_shard_state::cut_anew() {
+  batcher_->share_between(chooser_->current().micro_batches);
+  cutting_anew_ = true;
 }
 
 // The next attention stage, now or when the keys that it reads have been written.
@@ -360,7 +369,7 @@ void attention_shard_state::finish_step(uint32_t step_index) {
   const auto step_rows = static_cast<uint32_t>(step.batch().size());
   step.end();
   if (chooser_->step_ended(step_rows, batcher_->decoding_rows(), batcher_->prompt_rows(), clock_ns(now())))
-    batcher_->share_between(chooser_->current().micro_batches);
+    cut_anew();
   tokens_ += message.tokens.size();
   if (!message.tokens.empty()) tell(view_->api_server, std::move(message));
   for (const auto& placement : placements) tell(view_->decode_balancer, placement);
@@ -407,17 +416,32 @@ void attention_shard_state::on_tick() {
   self_->delayed_send(self_, tick_period, tick{});
   if (!view_) return;
   retry_stranded();
-  // A dispatch that stays unanswered goes to another replica as well; the first answer counts.
+  // A dispatch that stays unanswered is repeated, to another replica if there is one; the first answer counts.
   const auto deadline = std::chrono::milliseconds(environment_.settings.dispatch_deadline_ms);
   for (size_t i = 0; i < ledger_.entries().size(); ++i) {
     auto& entry = ledger_.entries()[i];
     if (entry.id == 0 || !entry.sent || entry.repeated || now() - entry.since < deadline) continue;
-    std::vector<owed_pair> unanswered;
-    for (const auto& pair : entry.pairs)
-      if (!steps_[entry.step_index]->answered(pair) && router_.alternative(entry.layer, pair.expert, entry.to.node))
-        unanswered.push_back(pair);
+    std::vector<owed_pair> elsewhere;
+    bool only_there = false;
+    for (const auto& pair : entry.pairs) {
+      if (steps_[entry.step_index]->answered(pair)) continue;
+      if (router_.alternative(entry.layer, pair.expert, entry.to.node))
+        elsewhere.push_back(pair);
+      else
+        only_there = true;
+    }
+    const uint32_t step_index = entry.step_index;
+    const uint16_t silent = entry.to.node;
+    const uint32_t attempt = entry.attempt + 1;
     entry.repeated = true;
-    if (!unanswered.empty()) dispatch_pairs(entry.step_index, unanswered, entry.to.node, entry.attempt + 1);
+    if (only_there) {
+      // No other replica: the same node is asked again, in case the message or its answer was lost. An
+      // answer to either counts.
+      entry.repeated = false;
+      entry.sent = false;
+      entry.attempt = attempt;
+    }
+    if (!elsewhere.empty()) dispatch_pairs(step_index, elsewhere, silent, attempt);
   }
   send_unsent();
   report();

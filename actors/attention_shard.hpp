@@ -68,6 +68,7 @@ class attention_shard_state {
   void on_tick();
 
   void start_idle_steps();
+  void cut_anew();
   void go_on(uint32_t step_index);
   bool must_wait(uint32_t step_index) const;
   void let_followers_go(uint32_t step_index);
@@ -102,6 +103,7 @@ class attention_shard_state {
   std::vector<stranded_pairs> stranded_;
   std::vector<owed_pair> pairs_;       // working list, reused
   std::vector<uint16_t> payload_row_;  // row of the micro-batch -> row of a payload, reused
+  bool cutting_anew_ = false;  // no step starts until all have ended
   bool starting_ = false;  // a `start_steps` is on its way
   uint64_t steps_started_ = 0;
   uint64_t tokens_ = 0;

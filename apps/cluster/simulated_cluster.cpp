@@ -288,6 +288,14 @@ device_statistics simulated_cluster::device_totals() const {
   return sum;
 }
 
+uint64_t simulated_cluster::buffers_in_use() const {
+  uint64_t sum = 0;
+  for (const auto& [node, held] : processes_)
+    for (const auto& pool : {held.parts->dispatch_pool(), held.parts->combine_pool()})
+      if (pool) sum += pool->bytes_in_use();
+  return sum;
+}
+
 run_times simulated_cluster::times() const {
   run_times sum;
   const auto board = front_.board->read();

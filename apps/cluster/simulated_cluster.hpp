@@ -74,6 +74,8 @@ class simulated_cluster {
   const std::vector<std::unique_ptr<simulated_stream>>& streams() const { return streams_; }
   modelled_network& network() { return *network_; }
   device_statistics device_totals() const;
+  // Bytes of data-plane buffers that are referenced now, on all nodes.
+  uint64_t buffers_in_use() const;
   // Of all nodes together: the largest of each time since the start. The chain is as of the last heartbeat.
   run_times times() const;
   // Writes timelines of the nodes from now on, and ends them.

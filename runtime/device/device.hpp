@@ -99,6 +99,13 @@ class device {
 };
 
 // The order in which a device takes tasks; shared by the implementations, not thread-safe itself.
+//
+// Rows of the device's own shards are there before those that travel. Experts whose rows are still
+// expected from other shards go behind every stage that is ready, whatever the schedule prefers, so that
+// their weights are not read for a part of the rows; when nothing else is ready they run all the same.
+// Of several waiting layers the one with rows from most shards goes first, then the one with the lowest
+// shard's: every device decides alike, so shards that are out of step drift until they meet, and from
+// then on their rows are computed together.
 class device_queue {
  public:
   explicit device_queue(const stage_ranks& ranks) : ranks_(ranks) {}
@@ -108,8 +115,8 @@ class device_queue {
   bool empty() const { return waiting_ == 0 && experts_.empty(); }
   void clear();
 
-  // The next stage, or null and `group` filled with all waiting expert tasks of the oldest one's
-  // layer, ordered by expert and then by arrival.
+  // The next stage, or null and `group` filled with all waiting expert tasks of one layer, ordered by
+  // expert and then by arrival.
   stage_task* take(std::vector<expert_task>& group);
 
  private:
@@ -117,6 +124,23 @@ class device_queue {
   std::array<std::deque<stage_task*>, stage_kind_count> stages_;  // by rank
   size_t waiting_ = 0;                                            // stages
   std::deque<expert_task> experts_;
+
+  // A layer that has expert tasks, and the shards they come from.
+  struct waiting_layer {
+    uint32_t layer = 0;
+    std::vector<uint32_t> sources;
+    uint32_t lowest_source = 0;
+  };
+
+  const waiting_layer* best_layer();
+  void note_sources(size_t count);
+  // How many shards' rows a launch has had lately at most.
+  static constexpr uint32_t launches_remembered = 64;
+  size_t sources_expected_ = 1;
+  size_t sources_lately_ = 0;
+  uint32_t launches_ = 0;
+  std::vector<waiting_layer> layers_;  // working list, reused
+  size_t layers_used_ = 0;
 };
 
 // Runs a grouped launch; returns the number of experts whose weights were read.

@@ -70,7 +70,9 @@ void modelled_device::begin() {
       stage->completed(when);
     else
       complete_expert_group(*group, when);
-    begin();
+    // What this completion makes ready at this moment counts for what comes next.
+    busy_ = false;
+    wake();
   });
 }
 

@@ -53,6 +53,11 @@ void modelled_network::hand_over(const endpoint& to, micro_batch message) {
                  [this, to, carried = std::move(message)]() mutable { arrive(to, std::move(carried)); });
 }
 
+void modelled_network::cut(uint16_t a, uint16_t b) {
+  for (const auto& direction : {std::pair(a, b), std::pair(b, a)})
+    if (const auto at = links_.find(direction); at != links_.end()) at->second.queue.clear();
+}
+
 link_counters modelled_network::counters(uint16_t from, uint16_t to) const {
   const auto at = links_.find({from, to});
   return at == links_.end() ? link_counters{} : at->second.queue.counters();

@@ -40,6 +40,8 @@ class modelled_network {
   }
   // Takes the message to its destination; returns false when there is none.
   bool carry(const modelled_wire& from, const endpoint& to, micro_batch message);
+  // As if the connection between two nodes broke and was made anew: what is on the way is lost.
+  void cut(uint16_t a, uint16_t b);
   // Drops what is on the way. Requires: no event is scheduled any more.
   void clear() { links_.clear(); }
 

@@ -33,9 +33,9 @@ TEST_CASE("the shipped schedules are what their names say") {
   const auto decode = find_schedule("dual_decode", ".");
   REQUIRE(decode);
   CHECK(decode->choices == std::vector{schedule_choice{2, true}});
-  CHECK(rank_of(*decode, stage_kind::shared) < rank_of(*decode, stage_kind::attn_0));
-  CHECK(rank_of(*decode, stage_kind::attn_0) < rank_of(*decode, stage_kind::mlp));
+  CHECK(rank_of(*decode, stage_kind::shared) < rank_of(*decode, stage_kind::mlp));
   CHECK(rank_of(*decode, stage_kind::mlp) < rank_of(*decode, stage_kind::attn_1));
+  CHECK(rank_of(*decode, stage_kind::attn_1) < rank_of(*decode, stage_kind::attn_0));
   const auto chosen = find_schedule("auto", ".");
   REQUIRE(chosen);
   CHECK(chosen->choices.size() > 2);
@@ -99,10 +99,10 @@ TEST_CASE("a schedule is found by name, beside the configuration or by its path"
 namespace {
 
 // A shard whose steps of the whole batch take `cost(micro_batches)` ns; returns what the chooser uses after
-// `steps` steps.
+// `steps` steps, when it does not measure.
 template <class Cost>
 uint32_t choose(schedule_chooser& chooser, uint32_t batch, int steps, uint64_t& now_ns, Cost&& cost) {
-  for (int i = 0; i < steps; ++i) {
+  for (int i = 0; i < steps || mentions(chooser.reason(), "being measured"); ++i) {
     const uint32_t parts = std::min(batch, chooser.current().micro_batches);
     now_ns += cost(chooser.current().micro_batches) / parts;
     chooser.step_ended(batch / parts, batch, 0, now_ns);

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "tests/simulation/simulation_fixtures.hpp"
@@ -23,7 +24,11 @@ constexpr uint32_t top_k = 4;
 constexpr uint32_t hidden = 32;
 constexpr double row_ns = 4000;  // compute of a row in a layer
 // Its shares.
-constexpr double attn_0_share = 0.15, attn_1_share = 0.25, shared_share = 0.05, mlp_share = 0.55;
+struct compute_shares {
+  double attn_0, attn_1, shared, mlp;
+};
+constexpr compute_shares even{0.15, 0.25, 0.05, 0.55};
+constexpr compute_shares attention_heavy{0.3, 0.4, 0.1, 0.2};
 
 // All layers are MoE layers. Every node's experts have the same tastes, so that a row wants one expert of
 // each node, whatever it is.
@@ -52,7 +57,7 @@ nanoseconds ns(double value) { return nanoseconds(static_cast<int64_t>(value)); 
 
 // `wire_over_compute`: what a micro-batch's dispatch and combine take on an idle link, over what its
 // stages take.
-simulation_options overlap_options(const schedule& cut, double wire_over_compute) {
+simulation_options overlap_options(const schedule& cut, double wire_over_compute, const compute_shares& shares = even) {
   auto options = t1_options(nodes);
   auto& settings = options.settings;
   settings.schedule = cut;
@@ -66,11 +71,11 @@ simulation_options overlap_options(const schedule& cut, double wire_over_compute
   settings.dispatch_deadline_ms = 60000;
   settings.dispatch = settings.combine = wire_dtype::bf16;
   std::array<stage_cost, stage_kind_count> stages{};
-  stages[index_of(stage_kind::attn)].per_row = ns((attn_0_share + attn_1_share) * row_ns);
-  stages[index_of(stage_kind::attn_0)].per_row = ns(attn_0_share * row_ns);
-  stages[index_of(stage_kind::attn_1)].per_row = ns(attn_1_share * row_ns);
-  stages[index_of(stage_kind::shared)].per_row = ns(shared_share * row_ns);
-  stages[index_of(stage_kind::mlp)].per_row = ns(mlp_share * row_ns / top_k);
+  stages[index_of(stage_kind::attn)].per_row = ns((shares.attn_0 + shares.attn_1) * row_ns);
+  stages[index_of(stage_kind::attn_0)].per_row = ns(shares.attn_0 * row_ns);
+  stages[index_of(stage_kind::attn_1)].per_row = ns(shares.attn_1 * row_ns);
+  stages[index_of(stage_kind::shared)].per_row = ns(shares.shared * row_ns);
+  stages[index_of(stage_kind::mlp)].per_row = ns(shares.mlp * row_ns / top_k);
   stages[index_of(stage_kind::head)].per_row = ns(0.01 * row_ns);
   options.device.stages = stages;
   // Over each link goes every row once, with one pair's entry, and one output comes back.
@@ -120,10 +125,10 @@ outcome decode(const std::shared_ptr<simulated_model>& model, const simulation_o
           static_cast<double>(tokens_of(cluster) - tokens_before) / elapsed};
 }
 
-// Prompts of 512 tokens, all submitted at once. The fill is left out: the first attention stage, and the
-// last combine.
-outcome prefill(const simulation_options& options, uint32_t prompts, const std::filesystem::path& timeline_file = {}) {
-  constexpr uint32_t prompt_tokens = 512;
+// Prompts, all submitted at once. The fill is left out: the first attention stage, and the last combine.
+outcome prefill(simulation_options options, uint32_t prompts, uint32_t prompt_tokens,
+                const std::filesystem::path& timeline_file = {}) {
+  options.control_latency = nanoseconds(0);  // all shards begin at one moment
   simulated_cluster cluster(deep_model(), options);
   REQUIRE(cluster.start());
   cluster.run_for(milliseconds(20));
@@ -133,8 +138,8 @@ outcome prefill(const simulation_options& options, uint32_t prompts, const std::
   for (uint32_t i = 0; i < nodes * prompts; ++i) {
     auto request = mixed_request(i, 1);
     request.ignore_eos = true;
-    request.prompt_ids.resize(prompt_tokens - 1);
-    for (uint32_t j = 0; j + 1 < prompt_tokens; ++j)
+    request.prompt_ids.resize(prompt_tokens);
+    for (uint32_t j = 0; j < prompt_tokens; ++j)
       request.prompt_ids[j] = static_cast<int32_t>(2 + (i * 31 + j * 17) % 62);
     cluster.submit(request);
   }
@@ -145,7 +150,7 @@ outcome prefill(const simulation_options& options, uint32_t prompts, const std::
   if (!timeline_file.empty()) REQUIRE(cluster.end_timelines());
   for (const auto& stream : cluster.streams()) REQUIRE(!stream->failure);
   const double part = prompt_tokens / 2.0;
-  const double fill = part * row_ns * (attn_0_share + attn_1_share) * 1e-6 +
+  const double fill = part * row_ns * (even.attn_0 + even.attn_1) * 1e-6 +
                       part * (hidden * 2 + 12) / options.link.bytes_per_s * 1e3;
   return {times, elapsed - fill, nodes * prompts * prompt_tokens / (elapsed - fill)};
 }
@@ -174,13 +179,117 @@ TEST_CASE("dual_decode reaches 95 % of its bound when the wire takes 0.5, 1 and 
 
 TEST_CASE("dual_prefill reaches 95 % of its bound when the wire takes 0.5, 1 and 2 times as long as compute") {
   for (const double ratio : {0.5, 1.0, 2.0}) {
-    const auto dual = prefill(overlap_options(shipped("dual_prefill"), ratio), 6);
+    const auto dual = prefill(overlap_options(shipped("dual_prefill"), ratio), 10, 512);
     print("dual_prefill", ratio, dual);
     CHECK(dual.reached() >= 0.95);
-    const auto serial = prefill(overlap_options(shipped("serial"), ratio), 6);
+    const auto serial = prefill(overlap_options(shipped("serial"), ratio), 2, 512);
     print("serial      ", ratio, serial);
     CHECK(dual.tokens_per_ms > 1.2 * serial.tokens_per_ms);
   }
+}
+
+namespace {
+
+// Stages of node 0's device in the order of time, "MLP1" and so on, launches of one stage taken together.
+std::vector<std::string> stages_of(const std::filesystem::path& timeline_file) {
+  std::ifstream stream(timeline_file);
+  std::map<double, std::string> by_time;
+  for (const auto& event : nlohmann::json::parse(stream))
+    if (event.value("cat", "") == "stage" && event["pid"] == 0)
+      by_time[event["ts"]] =
+          event["name"].get<std::string>() + "." + std::to_string(event["args"]["micro_batch"].get<int>());
+  std::vector<std::string> stages;
+  for (const auto& [time, stage] : by_time)
+    if (stages.empty() || stages.back() != stage) stages.push_back(stage);
+  return stages;
+}
+
+// Whether the middle of a pass repeats `cycle`.
+void check_cycle(const std::vector<std::string>& stages, const std::vector<std::string>& cycle) {
+  REQUIRE(stages.size() > 10 * cycle.size());
+  size_t at = stages.size() / 4;
+  while (at < stages.size() && stages[at] != cycle.front()) ++at;
+  for (size_t i = 0; i < stages.size() / 2; ++i) {
+    CAPTURE(i);
+    REQUIRE(stages[at + i] == cycle[i % cycle.size()]);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("stages follow each other as in the published figures") {
+  const temporary_directory directory;
+  const auto file = directory.path() / "timeline.json";
+  // Which of the two micro-batches leads is a matter of the start; here it is the one numbered 0.
+  REQUIRE(prefill(overlap_options(shipped("dual_prefill"), 0.5), 1, 384, file).elapsed_ms > 0);
+  check_cycle(stages_of(file), {"ATTN.0", "SHARED.1", "ATTN.1", "MLP.0", "MLP.1", "SHARED.0"});
+  REQUIRE(prefill(overlap_options(shipped("dual_decode"), 0.5, attention_heavy), 1, 384, file).elapsed_ms > 0);
+  check_cycle(stages_of(file), {"SHARED.0", "ATTN-0.1", "MLP.0", "ATTN-1.1", "SHARED.1", "ATTN-0.0", "MLP.1", "ATTN-1.0"});
+}
+
+TEST_CASE("a timeline holds every stage, and every transfer as a flow from send to delivery") {
+  const temporary_directory directory;
+  const auto file = directory.path() / "timeline.json";
+  prefill(overlap_options(shipped("dual_decode"), 1.0), 1, 384, file);
+  std::ifstream stream(file);
+  const auto events = nlohmann::json::parse(stream);
+  std::map<std::string, int> count;
+  std::map<std::string, double> sent, delivered;
+  for (const auto& event : events) {
+    ++count[event["name"]];
+    if (event.value("cat", "") == "flow") {
+      auto& ends = event["ph"] == "s" ? sent : delivered;
+      CHECK(ends.emplace(event["id"], event["ts"]).second);  // ids are used once
+    }
+  }
+  CHECK(sent.size() == delivered.size());
+  for (const auto& [id, time] : sent) {
+    REQUIRE(delivered.contains(id));
+    CHECK(delivered[id] >= time);
+  }
+  // Two micro-batches of four shards in 24 layers, each to four devices and back.
+  CHECK(sent.size() == 2 * 4 * 24 * 4 * 2);
+  for (const char* stage : {"ATTN-0", "ATTN-1", "SHARED"}) CHECK(count[stage] == 2 * 4 * 24);
+  CHECK(count["MLP"] >= 2 * 4 * 24 / 4);
+  CHECK(count["HEAD"] == 2 * 4);
+  CHECK(count["WAIT"] > 0);
+}
+
+TEST_CASE("auto is within 3 % of the best fixed choice, from one sequence to 256") {
+  // Every stage has a price of its own, so that cutting a small batch loses.
+  static const auto model = balanced_model(6);
+  const auto cost = [](const schedule& cut) {
+    auto options = overlap_options(cut, 1.0);
+    auto& stages = *options.device.stages;
+    for (const auto kind : {stage_kind::attn, stage_kind::attn_0, stage_kind::attn_1})
+      stages[index_of(kind)].fixed = nanoseconds(40'000);
+    stages[index_of(stage_kind::shared)].fixed = nanoseconds(10'000);
+    options.link.latency = nanoseconds(5'000);
+    options.settings.nodes = 2;
+    options.control_latency = nanoseconds(0);
+    return options;
+  };
+  const auto choosing = shipped("auto");
+  std::set<uint32_t> best_parts;
+  for (uint32_t sequences = 1; sequences <= 256; sequences *= 2) {
+    double best = 0;
+    schedule_choice best_choice;
+    for (const auto& choice : choosing.choices) {
+      auto fixed = choosing;
+      fixed.choices = {choice};
+      const auto run = decode(model, cost(fixed), sequences, 90, 30);
+      if (run.tokens_per_ms <= best) continue;
+      best = run.tokens_per_ms;
+      best_choice = choice;
+    }
+    const auto run = decode(model, cost(choosing), sequences, 90, 30);
+    MESSAGE(sequences << " sequences a shard: best with " << best_choice.micro_batches
+                      << (best_choice.split_attention ? " split: " : " whole: ") << best << " tokens/ms, auto "
+                      << run.tokens_per_ms << " (" << 100 * run.tokens_per_ms / best << " %)");
+    CHECK(run.tokens_per_ms >= 0.97 * best);
+    best_parts.insert(best_choice.micro_batches);
+  }
+  CHECK(best_parts.size() > 1);  // else there was nothing to choose
 }
 
 }  // namespace troupe::testing
