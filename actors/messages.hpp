@@ -218,11 +218,17 @@ struct node_counters {
   uint64_t chain_ns = 0;      // of the longest chain of stages and transfers among the shards' micro-batches
   uint64_t micro_batches = 0;       // that the schedule uses now, the most of any shard
   uint64_t schedule_switches = 0;
+  // What a healthy node returns to when it has nothing to do.
+  uint64_t buffers_in_use = 0;  // bytes of data-plane buffers that are referenced
+  uint64_t wire_bytes_in_flight = 0;
+  uint64_t wire_connections = 0;
+  uint64_t wire_reconnections = 0;
   template <class Inspector>
   friend auto inspect(Inspector& f, node_counters& m) {
     return f(m.steps, m.tokens, m.sequences, m.kv_blocks_free, m.kv_blocks, m.dispatches_sent, m.dispatches_resent,
              m.rows_received, m.weight_passes, m.device_busy_ns, m.wire_bytes_sent, m.cpu_ns, m.link_busy_ns,
-             m.chain_ns, m.micro_batches, m.schedule_switches);
+             m.chain_ns, m.micro_batches, m.schedule_switches, m.buffers_in_use, m.wire_bytes_in_flight,
+             m.wire_connections, m.wire_reconnections);
   }
 };
 struct heartbeat {

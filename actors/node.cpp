@@ -198,6 +198,11 @@ node_counters node_state::totals() const {
   const auto wire = environment_.seams->data_plane()->statistics();
   sum.wire_bytes_sent = wire.bytes_sent;
   sum.link_busy_ns = wire.link_busy_ns;
+  sum.wire_bytes_in_flight = wire.bytes_in_flight;
+  sum.wire_connections = wire.connections;
+  sum.wire_reconnections = wire.reconnections;
+  for (const auto& pool : {environment_.seams->dispatch_pool(), environment_.seams->combine_pool()})
+    sum.buffers_in_use += pool->bytes_in_use();
   sum.cpu_ns = environment_.seams->cpu_ns() - cpu_before_ns_;
   return sum;
 }

@@ -27,7 +27,11 @@ nlohmann::json counters_json(const node_counters& counters) {
           {"device_busy_s", static_cast<double>(counters.device_busy_ns) * 1e-9},
           {"wire_bytes_sent", counters.wire_bytes_sent},
           {"micro_batches", counters.micro_batches},
-          {"schedule_switches", counters.schedule_switches}};
+          {"schedule_switches", counters.schedule_switches},
+          {"buffers_in_use", counters.buffers_in_use},
+          {"wire_bytes_in_flight", counters.wire_bytes_in_flight},
+          {"wire_connections", counters.wire_connections},
+          {"wire_reconnections", counters.wire_reconnections}};
 }
 
 std::string megabytes(uint64_t bytes) {
@@ -164,6 +168,14 @@ std::string render_metrics(const board_snapshot& board) {
                   &node_counters::micro_batches, false},
       node_metric{"troupe_node_schedule_switches_total", "Times the schedule's choice changed",
                   &node_counters::schedule_switches, true},
+      node_metric{"troupe_node_buffers_in_use_bytes", "Data-plane buffers that are referenced",
+                  &node_counters::buffers_in_use, false},
+      node_metric{"troupe_node_wire_in_flight_bytes", "Payloads handed to the transport and not yet completed",
+                  &node_counters::wire_bytes_in_flight, false},
+      node_metric{"troupe_node_wire_connections", "Connections to other nodes", &node_counters::wire_connections,
+                  false},
+      node_metric{"troupe_node_wire_reconnections_total", "Attempts to connect anew after a connection broke",
+                  &node_counters::wire_reconnections, true},
       node_metric{"troupe_node_cpu_ns_total", "CPU time of the node's process", &node_counters::cpu_ns, true},
       node_metric{"troupe_node_link_busy_ns_total", "Time the busiest outgoing link was occupied, if it is known",
                   &node_counters::link_busy_ns, true},

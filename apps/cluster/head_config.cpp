@@ -49,6 +49,7 @@ void add_serving_keys(key_table& keys, head_config& config) {
   keys.add("heartbeat_ms", settings.heartbeat_ms);
   keys.add("verdict_ms", settings.verdict_ms);
   keys.add("payload_checksum", settings.payload_checksum);
+  keys.add("fault_cut_ms", settings.fault_cut_ms);
   keys.add("schedule", config.schedule);
   keys.add("transports",
            [&settings](const YAML::Node& node) { settings.transports = node.IsNull() ? "" : node.as<std::string>(); });

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <random>
 
 #include "runtime/wire/local_wire.hpp"
 
@@ -68,6 +69,10 @@ live_seams::~live_seams() {
 void live_seams::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
+  if (saboteur_.joinable()) {
+    saboteur_.request_stop();
+    saboteur_.join();
+  }
   if (device_) {
     device_->stop();
     device_->account().attach(nullptr);
@@ -129,6 +134,9 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   auto made = ucx_wire::make(std::move(options));
   if (!made) return made.failure();
   ucx_ = made->get();
+  if (settings.fault_cut_ms > 0)
+    saboteur_ = std::jthread([this, period = settings.fault_cut_ms, node = node.value, nodes = settings.nodes](
+                                 const std::stop_token& stop) { cut_connections(stop, period, node, nodes); });
   wire_ = *std::move(made);
   if (!settings.links.empty()) wire_ = std::make_shared<shaped_wire>(std::move(wire_), std::move(shaped));
   return {};
@@ -143,6 +151,20 @@ void live_seams::load(const serving_settings& settings, std::shared_ptr<const mo
     kernels::prepare_thread();
     done(load_all(directory, config, experts, device->math(), threads));
   });
+}
+
+// Fault injection; which connection and when is drawn from the node's own number.
+void live_seams::cut_connections(const std::stop_token& stop, uint32_t period_ms, uint16_t node, uint32_t nodes) {
+  std::mt19937_64 draw(node);
+  for (;;) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1 + draw() % (2 * period_ms));
+    while (std::chrono::steady_clock::now() < until) {
+      if (stop.stop_requested()) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    const auto victim = static_cast<uint16_t>(draw() % nodes);
+    if (victim != node) ucx_->cut(victim);
+  }
 }
 
 uint64_t live_seams::cpu_ns() const {

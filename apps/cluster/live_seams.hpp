@@ -47,6 +47,8 @@ class live_seams final : public node_seams {
   void ended(const error& reason, bool retired) override;
 
  private:
+  void cut_connections(const std::stop_token& stop, uint32_t period_ms, uint16_t node, uint32_t nodes);
+
   live_seams_options options_;
   std::mutex mutex_;  // of what `open` and `load` (an actor's thread) set and `close` reads
   bool closed_ = false;
@@ -61,6 +63,7 @@ class live_seams final : public node_seams {
   std::shared_ptr<wire> wire_;
   ucx_wire* ucx_ = nullptr;  // wire_, or what a shaped wire_ is in front of
   std::thread loader_;
+  std::jthread saboteur_;  // cuts connections where the settings ask for it; ends before the wire
 };
 
 }  // namespace troupe

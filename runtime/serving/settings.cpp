@@ -76,6 +76,7 @@ std::string serving_settings::to_json() const {
                         {"heartbeat_ms", heartbeat_ms},
                         {"verdict_ms", verdict_ms},
                         {"payload_checksum", payload_checksum},
+                        {"fault_cut_ms", fault_cut_ms},
                         {"transports", transports},
                         {"links", to_document(links)}}
       .dump();
@@ -108,6 +109,7 @@ result<serving_settings> parse_settings(std::string_view json) {
     document.at("heartbeat_ms").get_to(settings.heartbeat_ms);
     document.at("verdict_ms").get_to(settings.verdict_ms);
     document.at("payload_checksum").get_to(settings.payload_checksum);
+    document.at("fault_cut_ms").get_to(settings.fault_cut_ms);
     document.at("transports").get_to(settings.transports);
     settings.links = links_of(document.at("links"));
     if (auto valid = validate(settings); !valid) return valid.failure();

@@ -34,6 +34,7 @@ struct serving_settings {
   uint32_t heartbeat_ms = 100;
   uint32_t verdict_ms = 1500;  // silence after which a node is declared dead
   bool payload_checksum = false;
+  uint32_t fault_cut_ms = 0;  // fault injection: every node cuts a wire connection about so often; 0: never
   std::string transports = "posix,cma,tcp";  // UCX's list; "tcp" imitates two hosts; empty: UCX's choice
   std::vector<link_rule> links;              // links between nodes that are made slower than they are
 

@@ -66,6 +66,8 @@ wire_statistics ucx_wire::statistics() const {
   out.bytes_sent = from.bytes_sent.get() + from.bytes_here.get();
   out.bytes_received = from.bytes_received.get() + from.bytes_here.get();
   out.bytes_in_flight = engine_->bytes_in_flight();
+  out.connections = from.links.get();
+  out.reconnections = from.reconnections.get();
   out.messages_dropped = from.malformed.get() + from.stale.get() + from.unaddressed.get() +
                          from.unaddressed_here.get() + from.overflowed.get() + from.cut_off.get();
   return out;

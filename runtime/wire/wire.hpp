@@ -35,6 +35,8 @@ struct wire_statistics {
   uint64_t bytes_in_flight = 0;   // payloads handed to the transport and not yet completed
   uint64_t messages_dropped = 0;  // to or from a peer that is gone, or refused by validation
   uint64_t link_busy_ns = 0;      // of the busiest outgoing link whose bandwidth is known
+  uint64_t connections = 0;       // to other nodes, now
+  uint64_t reconnections = 0;     // attempts to connect anew after a connection broke
 };
 
 class wire {

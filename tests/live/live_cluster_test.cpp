@@ -193,4 +193,66 @@ TEST_CASE("a client that goes away has its request cancelled and its blocks free
   }));
 }
 
+namespace {
+
+// Streams over slow links whose connections break, for so many seconds.
+void soak(int seconds) {
+  constexpr int tokens = 64;
+  std::vector<nlohmann::json> undisturbed;
+  {
+    served_cluster alone(1, "redundant_replicas: 0\n");
+    REQUIRE_MESSAGE(alone.port() != 0, alone.log());
+    undisturbed = run_streams(alone, tokens);
+    for (const auto& one : undisturbed) REQUIRE_MESSAGE(one.contains("text"), one.dump());
+  }
+  served_cluster cluster(3,
+                         "fault_cut_ms: 150\ndispatch_deadline_ms: 300\nverdict_ms: 10000\n"
+                         "links: [{latency_us: 200, bandwidth_mb_s: 500, jitter_us: 50}]\n");
+  REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
+  const auto counters = [&](const char* name) {
+    uint64_t sum = 0;
+    for (const auto& node : cluster.cluster()["nodes"]) sum += node["counters"][name].get<uint64_t>();
+    return sum;
+  };
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  uint64_t rounds = 0;
+  uint64_t resident_early = 0;
+  const auto resident_kib = [&] {
+    uint64_t sum = 0;
+    for (int node = 0; node < 3; ++node) {
+      std::ifstream statm("/proc/" + std::to_string(cluster.node_process(node)) + "/statm");
+      uint64_t all = 0, resident = 0;
+      statm >> all >> resident;
+      sum += resident * 4;
+    }
+    return sum;
+  };
+  while (std::chrono::steady_clock::now() < end) {
+    const auto streamed = run_streams(cluster, tokens);
+    for (size_t i = 0; i < streamed.size(); ++i) REQUIRE(streamed[i] == undisturbed[i]);
+    ++rounds;
+    if (resident_early == 0 && std::chrono::steady_clock::now() + std::chrono::seconds(seconds * 2 / 3) > end)
+      resident_early = resident_kib();
+  }
+  MESSAGE(rounds << " rounds of " << streams << " streams in " << seconds << " s, " << counters("wire_reconnections")
+                 << " reconnections, " << counters("dispatches_resent") << " dispatches resent, memory grew by "
+                 << static_cast<int64_t>(resident_kib() - resident_early) / 1024 << " MiB in the last two thirds");
+  CHECK(counters("wire_reconnections") > 0);
+  CHECK(cluster.cluster()["requests"]["failed"] == 0);
+  // Nothing is left behind: buffers and credits are back, and each pair of nodes has one connection.
+  CHECK(served_cluster::wait_until([&] { return counters("buffers_in_use") == 0; }));
+  CHECK(served_cluster::wait_until([&] { return counters("wire_bytes_in_flight") == 0; }));
+  CHECK(served_cluster::wait_until([&] { return counters("wire_connections") == 3 * 2; }));
+  if (seconds >= 300) CHECK(static_cast<int64_t>(resident_kib() - resident_early) < 64 * 1024);
+}
+
+}  // namespace
+
+TEST_CASE("streams over slow links whose connections break equal those of one process") { soak(5); }
+
+TEST_CASE("ten minutes over slow links whose connections break: streams are equal, nothing is lost or left behind" *
+          doctest::test_suite("full")) {
+  soak(600);
+}
+
 }  // namespace troupe::testing
