@@ -211,7 +211,8 @@ void soak(int seconds) {
   REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
   const auto counters = [&](const char* name) {
     uint64_t sum = 0;
-    for (const auto& node : cluster.cluster()["nodes"]) sum += node["counters"][name].get<uint64_t>();
+    const auto document = cluster.cluster();
+    for (const auto& node : document["nodes"]) sum += node["counters"][name].get<uint64_t>();
     return sum;
   };
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
