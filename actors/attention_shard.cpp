@@ -33,9 +33,9 @@ attention_shard_actor::behavior_type attention_shard_state::start(
   cache_.emplace(math.layout_kv(config.kv_lora_rank, config.qk_rope_head_dim), config.num_hidden_layers,
                  static_cast<int>(settings.kv_blocks));
   chooser_.emplace(settings.schedule);
-  batcher_.emplace(batcher_options{settings.rows_max, settings.chunk, chooser_->current().micro_batches,
-                                   settings.sequences_max},
-                   *cache_);
+  batcher_.emplace(
+      batcher_options{settings.rows_max, settings.chunk, chooser_->current().micro_batches, settings.sequences_max},
+      *cache_);
   const auto address = caf::actor_cast<caf::actor>(self);
   const uint32_t steps_max = settings.schedule.micro_batches_max();
   for (uint32_t i = 0; i < steps_max; ++i)
@@ -47,12 +47,11 @@ attention_shard_actor::behavior_type attention_shard_state::start(
   follows_.resize(steps_max);
   held_back_.resize(steps_max);
   payload_row_.assign(settings.rows_max, absent);
-  environment_.data_plane->attach(environment_.self.slot,
-                                  [address, compute = environment_.compute, node = environment_.self.node.value](
-                                      micro_batch message) {
-                                    compute->account().delivered(message, node);
-                                    caf::anon_send(address, std::move(message));
-                                  });
+  environment_.data_plane->attach(environment_.self.slot, [address, compute = environment_.compute,
+                                                           node = environment_.self.node.value](micro_batch message) {
+    compute->account().delivered(message, node);
+    caf::anon_send(address, std::move(message));
+  });
   self->delayed_send(self, tick_period, tick{});
   return {
       [this](const start_sequence& message) { on_start(message); },
@@ -368,8 +367,7 @@ void attention_shard_state::finish_step(uint32_t step_index) {
   });
   const auto step_rows = static_cast<uint32_t>(step.batch().size());
   step.end();
-  if (chooser_->step_ended(step_rows, batcher_->decoding_rows(), batcher_->prompt_rows(), clock_ns(now())))
-    cut_anew();
+  if (chooser_->step_ended(step_rows, batcher_->decoding_rows(), batcher_->prompt_rows(), clock_ns(now()))) cut_anew();
   tokens_ += message.tokens.size();
   if (!message.tokens.empty()) tell(view_->api_server, std::move(message));
   for (const auto& placement : placements) tell(view_->decode_balancer, placement);

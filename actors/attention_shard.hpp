@@ -103,8 +103,8 @@ class attention_shard_state {
   std::vector<stranded_pairs> stranded_;
   std::vector<owed_pair> pairs_;       // working list, reused
   std::vector<uint16_t> payload_row_;  // row of the micro-batch -> row of a payload, reused
-  bool cutting_anew_ = false;  // no step starts until all have ended
-  bool starting_ = false;  // a `start_steps` is on its way
+  bool cutting_anew_ = false;          // no step starts until all have ended
+  bool starting_ = false;              // a `start_steps` is on its way
   uint64_t steps_started_ = 0;
   uint64_t tokens_ = 0;
 };

@@ -213,10 +213,10 @@ struct node_counters {
   uint64_t device_busy_ns = 0;
   uint64_t wire_bytes_sent = 0;
   // Of time since the node's start, for the bound of a run (docs/schedules.md).
-  uint64_t cpu_ns = 0;        // of the process, wire and actors included; in simulation the device's busy time
-  uint64_t link_busy_ns = 0;  // of the busiest outgoing link whose bandwidth is known
-  uint64_t chain_ns = 0;      // of the longest chain of stages and transfers among the shards' micro-batches
-  uint64_t micro_batches = 0;       // that the schedule uses now, the most of any shard
+  uint64_t cpu_ns = 0;         // of the process, wire and actors included; in simulation the device's busy time
+  uint64_t link_busy_ns = 0;   // of the busiest outgoing link whose bandwidth is known
+  uint64_t chain_ns = 0;       // of the longest chain of stages and transfers among the shards' micro-batches
+  uint64_t micro_batches = 0;  // that the schedule uses now, the most of any shard
   uint64_t schedule_switches = 0;
   // What a healthy node returns to when it has nothing to do.
   uint64_t buffers_in_use = 0;  // bytes of data-plane buffers that are referenced

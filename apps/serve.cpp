@@ -22,7 +22,7 @@ struct serve_options {
   std::string api_key;
   std::string api_key_file;
   bool no_spawn = false;
-  uint32_t nodes = 0;  // 0: the configuration's
+  uint32_t nodes = 0;    // 0: the configuration's
   std::string schedule;  // empty: the configuration's
   std::string trace;
 };
@@ -78,13 +78,13 @@ std::string trace_part(const std::string& trace, uint32_t node) { return trace +
 
 std::vector<std::string> node_arguments(const head& front, uint16_t node, const std::string& trace) {
   std::vector<std::string> arguments{"troupe",
-          "--log",
-          std::string(spdlog::level::to_string_view(spdlog::get_level()).data()),
-          "node",
-          "--join",
-          front.config().listen + ":" + std::to_string(front.join_port()),
-          "--node",
-          std::to_string(node)};
+                                     "--log",
+                                     std::string(spdlog::level::to_string_view(spdlog::get_level()).data()),
+                                     "node",
+                                     "--join",
+                                     front.config().listen + ":" + std::to_string(front.join_port()),
+                                     "--node",
+                                     std::to_string(node)};
   if (!trace.empty()) arguments.insert(arguments.end(), {"--trace", trace_part(trace, node)});
   return arguments;
 }
@@ -97,7 +97,8 @@ void print_invitation(const head& front, uint16_t port, bool asks_for_key) {
   std::printf("\n%s on %zu nodes, profile %s, dispatch %s, combine %s, schedule %s, placement %s, row-invariant%s\n\n",
               config.model_name.c_str(), board.nodes.size(), std::string(kernels::name(board.settings.profile)).c_str(),
               std::string(name(board.settings.dispatch)).c_str(), std::string(name(board.settings.combine)).c_str(),
-              board.settings.schedule.name.c_str(), board.settings.placement.c_str(), board.settings.links.empty() ? "" : ", links shaped");
+              board.settings.schedule.name.c_str(), board.settings.placement.c_str(),
+              board.settings.links.empty() ? "" : ", links shaped");
   std::printf("%s\n", render_table(board).c_str());
   std::printf("threads of each node: %u compute, 1 actors, 2 network (CAF), 2 wire (UCX)%s\n",
               board.settings.threads_per_node, "; the head also 1 HTTP");
@@ -173,7 +174,8 @@ class server {
   // The file must be writable now, not after hours; parts of an earlier run must not be joined in.
   result<void> prepare_trace(uint32_t nodes) {
     if (!std::ofstream(options_.trace))
-      return error{errc::not_found, "the timeline cannot be written to " + options_.trace + "; is there such a folder?"};
+      return error{errc::not_found,
+                   "the timeline cannot be written to " + options_.trace + "; is there such a folder?"};
     std::error_code ignored;
     for (uint32_t node = 0; node < nodes; ++node) std::filesystem::remove(trace_part(options_.trace, node), ignored);
     return {};
@@ -183,8 +185,8 @@ class server {
     const auto& config = front.config();
     if (config.spawn_nodes)
       for (uint32_t node = 1; node < config.settings.nodes; ++node)
-        if (auto started =
-                children_.start(static_cast<uint16_t>(node), node_arguments(front, static_cast<uint16_t>(node), options_.trace));
+        if (auto started = children_.start(static_cast<uint16_t>(node),
+                                           node_arguments(front, static_cast<uint16_t>(node), options_.trace));
             !started)
           return started;
     if (!config.spawn_nodes && config.settings.nodes > 1)
@@ -274,11 +276,13 @@ void add_serve(CLI::App& app, int& exit_code) {
       ->excludes("--api-key-file");
   command->add_option("--nodes", options->nodes, "Number of nodes instead of the configuration's")
       ->check(CLI::Range(1, 256));
-  command->add_option("--schedule", options->schedule,
-                      "Schedule instead of the configuration's: serial, dual_prefill, dual_decode, auto, or a YAML file");
-  command->add_option("--trace", options->trace,
-                      "Write a timeline of every stage and transfer (Chrome trace events, for Perfetto) when the cluster\n"
-                      "ends, and print where the time of its steps went");
+  command->add_option(
+      "--schedule", options->schedule,
+      "Schedule instead of the configuration's: serial, dual_prefill, dual_decode, auto, or a YAML file");
+  command->add_option(
+      "--trace", options->trace,
+      "Write a timeline of every stage and transfer (Chrome trace events, for Perfetto) when the cluster\n"
+      "ends, and print where the time of its steps went");
   command->add_flag("--no-spawn", options->no_spawn, "Do not start the other nodes; wait until they join");
   command->footer(
       "Starts one process a node, prints a table and lines to paste, and serves an OpenAI-compatible API on\n"

@@ -34,8 +34,7 @@ result<void> key_table::read(const YAML::Node& document) const {
       const auto nearest = std::min_element(setters_.begin(), setters_.end(), [&](const auto& a, const auto& b) {
         return edit_distance(key, a.first) < edit_distance(key, b.first);
       });
-      return error{errc::invalid_argument,
-                   "there is no setting `" + key + "`; did you mean `" + nearest->first + "`?"};
+      return error{errc::invalid_argument, "there is no setting `" + key + "`; did you mean `" + nearest->first + "`?"};
     }
     try {
       known->second(entry.second);

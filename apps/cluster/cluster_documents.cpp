@@ -55,8 +55,7 @@ void add_layer_metrics(const board_snapshot& board, prometheus::Registry& regist
       layer_metric{"troupe_layer_wire_ns_total", "Sum of transfer times", &layer_account::wire_ns},
       layer_metric{"troupe_layer_exposed_ns_total", "Device idle while what it waited for travelled",
                    &layer_account::exposed_ns},
-      layer_metric{"troupe_layer_bubble_ns_total", "Device idle while other nodes computed",
-                   &layer_account::bubble_ns},
+      layer_metric{"troupe_layer_bubble_ns_total", "Device idle while other nodes computed", &layer_account::bubble_ns},
       layer_metric{"troupe_layer_mailbox_ns_total", "Device idle while what it waited for was in a mailbox",
                    &layer_account::mailbox_ns}};
   const auto labels_of = [](const board_node& node, size_t layer) {

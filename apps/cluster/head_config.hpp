@@ -13,9 +13,9 @@ namespace troupe {
 struct head_config {
   serving_settings settings;
   std::string schedule = "auto";  // name or YAML file; `settings.schedule` is what was read from it
-  bool choose_profile = true;    // profile: auto
-  bool default_dispatch = true;  // dispatch: auto
-  bool default_combine = true;   // combine: auto
+  bool choose_profile = true;     // profile: auto
+  bool default_dispatch = true;   // dispatch: auto
+  bool default_combine = true;    // combine: auto
 
   std::string model_name;  // as the API names it; default: the model directory's name
   chat_options chat;

@@ -103,7 +103,8 @@ std::string render_steps(const board_snapshot& board) {
   for (size_t i = 0; i < layers.size(); ++i) lines.push_back(layer_line(std::to_string(i), layers[i]));
   lines.push_back(layer_line("all", all));
   text += align(lines);
-  text += "\nTimes of each node in ms, its bound (the largest of device, core, link and chain) over the time with work\n\n";
+  text +=
+      "\nTimes of each node in ms, its bound (the largest of device, core, link and chain) over the time with work\n\n";
   lines = {{"node", "steps", "active", "device", "core", "link", "chain", "bound by", "reached", "passes/batch"}};
   for (const auto& node : board.nodes) {
     layer_account total;

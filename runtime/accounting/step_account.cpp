@@ -22,8 +22,8 @@ std::array<uint64_t, layer_account::word_count> layer_account::words() const {
   std::array<uint64_t, word_count> out{};
   auto* at = std::copy(compute_ns.begin(), compute_ns.end(), out.begin());
   at = std::copy(stages.begin(), stages.end(), at);
-  for (const uint64_t value : {rows, expert_rows, weight_passes, messages, wire_bytes, wire_ns, exposed_ns, bubble_ns,
-                               mailbox_ns, idle_ns})
+  for (const uint64_t value :
+       {rows, expert_rows, weight_passes, messages, wire_bytes, wire_ns, exposed_ns, bubble_ns, mailbox_ns, idle_ns})
     *at++ = value;
   return out;
 }

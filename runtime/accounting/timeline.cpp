@@ -48,7 +48,8 @@ timeline::~timeline() {
   ending_ = true;
   if (flusher_.joinable()) flusher_.join();
   flush();
-  if (dropped_ != 0) spdlog::warn("the timeline of node {} left out {} events: they came faster than it writes", node_, dropped_);
+  if (dropped_ != 0)
+    spdlog::warn("the timeline of node {} left out {} events: they came faster than it writes", node_, dropped_);
   std::fputs(last_line, file_);
   std::fclose(file_);
 }
@@ -128,13 +129,13 @@ void timeline::flush() {
 void timeline::write(const entry& one) {
   const auto& label = one.label;
   if (one.what == entry::type::stage) {
-    std::fprintf(file_,
-                 R"({"name":"%s","cat":"stage","ph":"X","pid":%u,"tid":%d,"ts":%.3f,"dur":%.3f,"args":{"micro_batch":%u,)"
-                 R"("layer":%u,"step":%llu,"rows":%u,"shard":%u}},)"
-                 "\n",
-                 std::string(name(label.kind)).c_str(), node_, device_track, us(one.begin_ns),
-                 us(one.end_ns - one.begin_ns), label.micro_batch, label.layer,
-                 static_cast<unsigned long long>(label.step), label.rows, label.slot);
+    std::fprintf(
+        file_,
+        R"({"name":"%s","cat":"stage","ph":"X","pid":%u,"tid":%d,"ts":%.3f,"dur":%.3f,"args":{"micro_batch":%u,)"
+        R"("layer":%u,"step":%llu,"rows":%u,"shard":%u}},)"
+        "\n",
+        std::string(name(label.kind)).c_str(), node_, device_track, us(one.begin_ns), us(one.end_ns - one.begin_ns),
+        label.micro_batch, label.layer, static_cast<unsigned long long>(label.step), label.rows, label.slot);
     return;
   }
   if (one.what == entry::type::wait) {

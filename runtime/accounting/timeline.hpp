@@ -27,8 +27,8 @@ namespace troupe {
 
 class timeline {
  public:
-  // Opens the file, behind what it holds already (an earlier incarnation of the node). With `background` a thread flushes five times a second.
-  // Fails: unavailable (the file cannot be written).
+  // Opens the file, behind what it holds already (an earlier incarnation of the node). With `background` a thread
+  // flushes five times a second. Fails: unavailable (the file cannot be written).
   static result<std::unique_ptr<timeline>> open(const std::filesystem::path& file, uint16_t node, bool background);
   // Flushes and closes.
   ~timeline();

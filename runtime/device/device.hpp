@@ -59,7 +59,7 @@ class dispatch_work {
   uint32_t experts_left = 0;    // device's thread only, after submission
   uint64_t compute_ns = 0;      // of the launches that its rows were part of
   uint64_t computed_until_ns = 0;
-  bool bad_output = false;      // an expert gave NaN or infinity
+  bool bad_output = false;  // an expert gave NaN or infinity
   dispatch_listener* listener = nullptr;
 };
 

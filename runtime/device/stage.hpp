@@ -36,8 +36,8 @@ struct stage_label {
   uint16_t slot = 0;         // endpoint slot of the shard
   uint32_t micro_batch = 0;  // of that shard
   uint32_t layer = 0;
-  uint64_t step = 0;  // of that shard
-  uint32_t rows = 0;  // rows, or for `mlp` (row, expert) pairs
+  uint64_t step = 0;           // of that shard
+  uint32_t rows = 0;           // rows, or for `mlp` (row, expert) pairs
   uint32_t weight_passes = 0;  // mlp only: experts whose weights are read
   // The message that made it ready: when it was sent and delivered. Equal when the cause is local.
   uint64_t sent_ns = 0;

@@ -56,8 +56,7 @@ result<stage_ranks> rank(const std::vector<std::string>& prefer, const std::vect
       return impossible("`prefer` lists '" + prefer[i] + "'; stages are attn, attn_0, attn_1, shared, mlp");
     const size_t at = index_of(found->second);
     if (listed[at]) return impossible("`prefer` lists " + prefer[i] + " twice");
-    if (!needed[at])
-      return impossible("`prefer` lists " + prefer[i] + ", which there is not with this `attention`");
+    if (!needed[at]) return impossible("`prefer` lists " + prefer[i] + ", which there is not with this `attention`");
     listed[at] = true;
     ranks[at] = static_cast<uint8_t>(i);
   }
@@ -81,8 +80,7 @@ result<void> validate(const schedule& read) {
         read.choices.begin() + static_cast<std::ptrdiff_t>(i))
       return impossible("`choose` lists the same choice twice");
   }
-  if (read.probe_steps < 1 || read.probe_steps > 10000)
-    return impossible("`probe_steps` must be between 1 and 10000");
+  if (read.probe_steps < 1 || read.probe_steps > 10000) return impossible("`probe_steps` must be between 1 and 10000");
   if (read.reprobe_steps < read.probe_steps) return impossible("`reprobe_steps` must not be less than `probe_steps`");
   if (read.hysteresis_percent > 100) return impossible("`hysteresis_percent` must be between 0 and 100");
   return {};

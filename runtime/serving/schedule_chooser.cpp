@@ -45,7 +45,8 @@ bool schedule_chooser::step_ended(uint32_t step_rows, uint32_t decoding_rows, ui
   }
   rows_ += step_rows;
   if (--steps_left_ == 0)
-    finish_probe(static_cast<double>(rows_) * 1000.0 / static_cast<double>(now_ns > begin_ns_ ? now_ns - begin_ns_ : 1));
+    finish_probe(static_cast<double>(rows_) * 1000.0 /
+                 static_cast<double>(now_ns > begin_ns_ ? now_ns - begin_ns_ : 1));
   return current_ != before;
 }
 

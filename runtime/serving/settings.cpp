@@ -143,8 +143,7 @@ result<void> validate(const serving_settings& settings) {
   if (settings.verdict_ms < 3 * settings.heartbeat_ms)
     return error{errc::invalid_argument,
                  "verdict_ms must be at least three times heartbeat_ms, or a late heartbeat kills a healthy node"};
-  if (settings.dispatch > wire_dtype::fp8)
-    return error{errc::invalid_argument, "dispatch may be f32, bf16 or fp8"};
+  if (settings.dispatch > wire_dtype::fp8) return error{errc::invalid_argument, "dispatch may be f32, bf16 or fp8"};
   if (settings.combine > wire_dtype::bf16)
     return error{errc::invalid_argument,
                  "combine may be f32 or bf16: expert outputs in fp8 would lose what the sum over experts needs"};

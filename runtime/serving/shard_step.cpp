@@ -50,7 +50,6 @@ void shard_step::open_layer() {
   layer_path_ns_ = 0;
 }
 
-
 void shard_step::shared_done() {
   shared_ready_ = true;
   layer_path_ns_ = std::max(layer_path_ns_, shared_ran_.duration_ns());

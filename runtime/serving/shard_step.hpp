@@ -165,7 +165,7 @@ class shard_step {
   stage_time attention_ran_;  // the newest
   stage_time shared_ran_;
   std::atomic<uint64_t> chain_ns_{0};  // written by actor and device in turns, read by the actor at any time
-  uint64_t layer_path_ns_ = 0;  // the longest answer of this layer, or its shared expert
+  uint64_t layer_path_ns_ = 0;         // the longest answer of this layer, or its shared expert
 };
 
 }  // namespace troupe

@@ -71,7 +71,8 @@ TEST_CASE("an impossible schedule is refused with the reason") {
   CHECK(mentions(refusal("micro_batch: 2\nprefer: [attn, shared, mlp]"), "did you mean `micro_batches`"));
   CHECK(mentions(refusal("choose: []\nprefer: [attn, shared, mlp]"), "`choose` is empty"));
   CHECK(mentions(refusal("choose: [{attention: whole}]\nprefer: [attn, shared, mlp]"), "how many"));
-  CHECK(mentions(refusal("choose: [{micro_batches: 2}, {micro_batches: 2}]\nprefer: [attn, shared, mlp]"), "same choice"));
+  CHECK(mentions(refusal("choose: [{micro_batches: 2}, {micro_batches: 2}]\nprefer: [attn, shared, mlp]"),
+                 "same choice"));
   CHECK(mentions(refusal("choose: [{micro_batches: 2}]\nmicro_batches: 1\nprefer: [attn, shared, mlp]"), "beside it"));
   CHECK(mentions(refusal("micro_batches: [\n"), "not YAML"));
 }

@@ -121,8 +121,7 @@ outcome decode(const std::shared_ptr<simulated_model>& model, const simulation_o
   run_to(all * (warm_up + steps));
   const auto elapsed = std::chrono::duration<double, std::milli>(cluster.scheduler().time().now() - begin).count();
   if (!timeline_file.empty()) REQUIRE(cluster.end_timelines());
-  return {between(before, cluster.times()), elapsed,
-          static_cast<double>(tokens_of(cluster) - tokens_before) / elapsed};
+  return {between(before, cluster.times()), elapsed, static_cast<double>(tokens_of(cluster) - tokens_before) / elapsed};
 }
 
 // Prompts, all submitted at once. The fill is left out: the first attention stage, and the last combine.
@@ -150,8 +149,8 @@ outcome prefill(simulation_options options, uint32_t prompts, uint32_t prompt_to
   if (!timeline_file.empty()) REQUIRE(cluster.end_timelines());
   for (const auto& stream : cluster.streams()) REQUIRE(!stream->failure);
   const double part = prompt_tokens / 2.0;
-  const double fill = part * row_ns * (even.attn_0 + even.attn_1) * 1e-6 +
-                      part * (hidden * 2 + 12) / options.link.bytes_per_s * 1e3;
+  const double fill =
+      part * row_ns * (even.attn_0 + even.attn_1) * 1e-6 + part * (hidden * 2 + 12) / options.link.bytes_per_s * 1e3;
   return {times, elapsed - fill, nodes * prompts * prompt_tokens / (elapsed - fill)};
 }
 
@@ -224,7 +223,8 @@ TEST_CASE("stages follow each other as in the published figures") {
   REQUIRE(prefill(overlap_options(shipped("dual_prefill"), 0.5), 1, 384, file).elapsed_ms > 0);
   check_cycle(stages_of(file), {"ATTN.0", "SHARED.1", "ATTN.1", "MLP.0", "MLP.1", "SHARED.0"});
   REQUIRE(prefill(overlap_options(shipped("dual_decode"), 0.5, attention_heavy), 1, 384, file).elapsed_ms > 0);
-  check_cycle(stages_of(file), {"SHARED.0", "ATTN-0.1", "MLP.0", "ATTN-1.1", "SHARED.1", "ATTN-0.0", "MLP.1", "ATTN-1.0"});
+  check_cycle(stages_of(file),
+              {"SHARED.0", "ATTN-0.1", "MLP.0", "ATTN-1.1", "SHARED.1", "ATTN-0.0", "MLP.1", "ATTN-1.0"});
 }
 
 TEST_CASE("a timeline holds every stage, and every transfer as a flow from send to delivery") {

@@ -73,7 +73,8 @@ void soak(uint64_t steps, uint64_t seed) {
   const double grown = resident_mib() - resident_early;
   MESSAGE(counter(&node_counters::steps) << " steps, " << ended << " streams, " << cuts << " cuts, "
                                          << counter(&node_counters::dispatches_resent)
-                                         << " dispatches resent; memory grew by " << grown << " MiB in the last three quarters");
+                                         << " dispatches resent; memory grew by " << grown
+                                         << " MiB in the last three quarters");
   CHECK(counter(&node_counters::dispatches_resent) > 0);
   CHECK(cluster.buffers_in_use() == 0);
   CHECK(counter(&node_counters::sequences) == 0);
