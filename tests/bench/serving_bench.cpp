@@ -184,7 +184,7 @@ int main(int count, char** arguments) {
   app.add_option("--profile", profile, "auto, f32 or amx_bf16")->capture_default_str();
   app.add_option("--threads", threads, "Compute threads")->capture_default_str();
   app.add_option("--schedule", schedule_name, "A shipped schedule's name, or a YAML file")->capture_default_str();
-  app.add_option("--runs", runs, "Runs; medians are printed")->capture_default_str();
+  app.add_option("--runs", runs, "Runs; medians are printed")->capture_default_str()->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, count, arguments);
   if (make)
     if (auto written = troupe::write_bench_1b(model); !written) {
