@@ -4,6 +4,7 @@
 // loaded alike, so that what is measured is the schedule.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <fstream>
 #include <map>
 #include <set>
@@ -17,6 +18,16 @@ using std::chrono::nanoseconds;
 using std::chrono::seconds;
 
 namespace {
+
+// A sanitizer looks for errors of memory, which a part of the runs shows as well as all; they take ten times as
+// long there.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::array wire_over_compute{1.0};
+constexpr uint32_t batch_step = 64;
+#else
+constexpr std::array wire_over_compute{0.5, 1.0, 2.0};
+constexpr uint32_t batch_step = 2;
+#endif
 
 constexpr uint32_t nodes = 4;
 constexpr uint32_t experts = 32;
@@ -55,9 +66,9 @@ std::shared_ptr<simulated_model> deep_model() {
 
 nanoseconds ns(double value) { return nanoseconds(static_cast<int64_t>(value)); }
 
-// `wire_over_compute`: what a micro-batch's dispatch and combine take on an idle link, over what its
+// `ratio`: what a micro-batch's dispatch and combine take on an idle link, over what its
 // stages take.
-simulation_options overlap_options(const schedule& cut, double wire_over_compute, const compute_shares& shares = even) {
+simulation_options overlap_options(const schedule& cut, double ratio, const compute_shares& shares = even) {
   auto options = t1_options(nodes);
   auto& settings = options.settings;
   settings.schedule = cut;
@@ -81,7 +92,7 @@ simulation_options overlap_options(const schedule& cut, double wire_over_compute
   // Over each link goes every row once, with one pair's entry, and one output comes back.
   const double bytes_per_row = 2 * (hidden * 2 + 12);
   options.link.latency = nanoseconds(1000);
-  options.link.bytes_per_s = bytes_per_row / (wire_over_compute * row_ns) * 1e9;
+  options.link.bytes_per_s = bytes_per_row / (ratio * row_ns) * 1e9;
   return options;
 }
 
@@ -166,7 +177,7 @@ schedule shipped(const std::string& name) { return *find_schedule(name, "."); }
 }  // namespace
 
 TEST_CASE("dual_decode reaches 95 % of its bound when the wire takes 0.5, 1 and 2 times as long as compute") {
-  for (const double ratio : {0.5, 1.0, 2.0}) {
+  for (const double ratio : wire_over_compute) {
     const auto dual = decode(deep_model(), overlap_options(shipped("dual_decode"), ratio), 256, 6, 8);
     print("dual_decode", ratio, dual);
     CHECK(dual.reached() >= 0.95);
@@ -177,7 +188,7 @@ TEST_CASE("dual_decode reaches 95 % of its bound when the wire takes 0.5, 1 and 
 }
 
 TEST_CASE("dual_prefill reaches 95 % of its bound when the wire takes 0.5, 1 and 2 times as long as compute") {
-  for (const double ratio : {0.5, 1.0, 2.0}) {
+  for (const double ratio : wire_over_compute) {
     const auto dual = prefill(overlap_options(shipped("dual_prefill"), ratio), 10, 512);
     print("dual_prefill", ratio, dual);
     CHECK(dual.reached() >= 0.95);
@@ -271,7 +282,7 @@ TEST_CASE("auto is within 3 % of the best fixed choice, from one sequence to 256
   };
   const auto choosing = shipped("auto");
   std::set<uint32_t> best_parts;
-  for (uint32_t sequences = 1; sequences <= 256; sequences *= 2) {
+  for (uint32_t sequences = 1; sequences <= 256; sequences *= batch_step) {
     double best = 0;
     schedule_choice best_choice;
     for (const auto& choice : choosing.choices) {
@@ -289,7 +300,7 @@ TEST_CASE("auto is within 3 % of the best fixed choice, from one sequence to 256
     CHECK(run.tokens_per_ms >= 0.97 * best);
     best_parts.insert(best_choice.micro_batches);
   }
-  CHECK(best_parts.size() > 1);  // else there was nothing to choose
+  if (batch_step == 2) CHECK(best_parts.size() > 1);  // else there was nothing to choose
 }
 
 }  // namespace troupe::testing
