@@ -1,29 +1,10 @@
 #include "runtime/key_table.hpp"
 
-#include <algorithm>
-#include <numeric>
-#include <string_view>
 #include <vector>
 
+#include "runtime/nearest_name.hpp"
+
 namespace troupe {
-
-namespace {
-
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
-}  // namespace
 
 result<void> key_table::read(const YAML::Node& document) const {
   if (!document.IsMap()) return error{errc::malformed, "this must be a list of `key: value` pairs"};
@@ -31,10 +12,10 @@ result<void> key_table::read(const YAML::Node& document) const {
     const auto key = entry.first.as<std::string>();
     const auto known = setters_.find(key);
     if (known == setters_.end()) {
-      const auto nearest = std::min_element(setters_.begin(), setters_.end(), [&](const auto& a, const auto& b) {
-        return edit_distance(key, a.first) < edit_distance(key, b.first);
-      });
-      return error{errc::invalid_argument, "there is no setting `" + key + "`; did you mean `" + nearest->first + "`?"};
+      std::vector<std::string> names;
+      for (const auto& [name, set] : setters_) names.push_back(name);
+      return error{errc::invalid_argument,
+                   "there is no setting `" + key + "`; did you mean `" + nearest_name(key, names) + "`?"};
     }
     try {
       known->second(entry.second);

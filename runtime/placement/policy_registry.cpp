@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <memory>
 
+#include "runtime/nearest_name.hpp"
 #include "runtime/placement/eplb.hpp"
 #include "runtime/placement/incremental.hpp"
-#include "runtime/placement/nearest_name.hpp"
 #include "runtime/placement/policy_json.hpp"
 #include "runtime/placement/search.hpp"
 #include "runtime/placement/simple_policies.hpp"

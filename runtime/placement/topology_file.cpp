@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/placement/nearest_name.hpp"
+#include "runtime/nearest_name.hpp"
 
 namespace troupe {
 

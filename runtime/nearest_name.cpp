@@ -1,4 +1,4 @@
-#include "runtime/placement/nearest_name.hpp"
+#include "runtime/nearest_name.hpp"
 
 #include <algorithm>
 #include <numeric>
