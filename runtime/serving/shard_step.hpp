@@ -155,8 +155,8 @@ class shard_step {
   bool split_attention_ = false;
   bool alone_ = true;
   place place_ = place::start;
-  int layer_ = -1;          // whose attention ran last or is halfway; -1 before the first
-  int written_layer_ = -1;  // whose keys are in the cache
+  int layer_ = -1;                      // whose attention ran last or is halfway; -1 before the first
+  std::atomic<int> written_layer_{-1};  // whose keys are in the cache; the actor reads it while the device writes
   size_t missing_ = 0;
   bool shared_ready_ = false;
   // What made the next stage ready, for accounting.
