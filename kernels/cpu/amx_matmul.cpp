@@ -12,11 +12,8 @@ namespace {
 constexpr ptrdiff_t tile_sums = tile_rows * tile_columns;
 constexpr ptrdiff_t block_sums = 4 * tile_sums;  // sums of a block: [2 row tiles][2 column tiles][16][16]
 
-// Rows that pass together over a panel of weights: their running sums stay in the first-level caches.
-constexpr int rows_together = 256;
-// Steps of k that many rows pass before the next are read, so that this part of a panel stays in the first-level cache.
-constexpr int steps_together = 8;
-
+// Rows that pass together over a panel of weights: their running sums stay in the first-level cache.
+constexpr int rows_together = 128;
 // A 32-column panel, or one half of it.
 struct panel {
   int index;           // of 32 columns
@@ -54,34 +51,25 @@ void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, 
       reinterpret_cast<const uint16_t*>(call.body) + (ptrdiff_t{p.index} * steps * 2 + p.first) * tile_elements;
   const int tiles = rows.tiles();
   const uint16_t* x = input_tiles(call, rows.first, 0);
-  if (tiles == 1) {
-    accumulate_tiles<1, Columns, true>(x, row_tile, w, steps);
-    return store_tiles<1, Columns>(sums.tile);
-  }
-  if (tiles == 2) {
-    accumulate_tiles<2, Columns, true>(x, row_tile, w, steps);
-    return store_tiles<2, Columns>(sums.tile);
-  }
-  for (int step = 0; step < steps; step += steps_together) {
-    const int count = steps - step < steps_together ? steps - step : steps_together;
-    const uint16_t* part = w + ptrdiff_t{step} * 2 * tile_elements;
-    const uint16_t* from = x + ptrdiff_t{step} * tile_elements;
-    for (int t = 0; t < tiles; t += 2, from += 2 * row_tile) {
-      float* at = sums.tile + ptrdiff_t{t} * 2 * tile_sums;
-      const bool pair = t + 1 < tiles;
-      if (step > 0)
-        pair ? load_tiles<2, Columns>(at) : load_tiles<1, Columns>(at);
-      else
-        pair ? zero_tiles<2, Columns>() : zero_tiles<1, Columns>();
-      // Only the first pass finds the weights in memory.
-      if (pair && t == 0)
-        add_products<2, Columns, true>(from, row_tile, part, count);
-      else if (pair)
-        add_products<2, Columns, false>(from, row_tile, part, count);
-      else
-        add_products<1, Columns, false>(from, row_tile, part, count);
-      pair ? store_tiles<2, Columns>(at) : store_tiles<1, Columns>(at);
+  // Weights come from memory: a few rows fetch a little ahead of themselves; of more rows, the first pass does so and
+  // the others fetch the next panel, so that memory and tiles work at the same time.
+  constexpr ptrdiff_t steps_ahead = 3;
+  const prefetch_plan near{reinterpret_cast<const char*>(w + steps_ahead * 2 * tile_elements), lines_of_step};
+  const int later_passes = (tiles + 1) / 2 - 1;
+  prefetch_plan next{reinterpret_cast<const char*>(w + ptrdiff_t{steps} * 2 * tile_elements), 0};
+  if (later_passes > 0 && rows.first == 0) next.lines = (lines_of_step + later_passes - 1) / later_passes;
+  for (int t = 0; t < tiles; t += 2, x += 2 * row_tile) {
+    float* at = sums.tile + ptrdiff_t{t} * 2 * tile_sums;
+    const bool first = t == 0 && rows.first == 0;
+    const prefetch_plan& ahead = first ? near : next;
+    if (t + 1 < tiles) {
+      accumulate_tiles<2, Columns>(x, row_tile, w, steps, ahead);
+      store_tiles<2, Columns>(at);
+    } else {
+      accumulate_tiles<1, Columns>(x, row_tile, w, steps, ahead);
+      store_tiles<1, Columns>(at);
     }
+    if (!first) next.at += ptrdiff_t{next.lines} * steps * line_bytes;
   }
 }
 
@@ -95,7 +83,7 @@ void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, 
 template <int Rows, int Columns>
 void e4m3_block(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps, const float* scale, float* sums) {
   alignas(64) float partial[block_sums];
-  accumulate_tiles<Rows, Columns, false>(x, x_stride, w, steps);
+  accumulate_tiles<Rows, Columns>(x, x_stride, w, steps);
   store_tiles<Rows, Columns>(partial);
   for (int r = 0; r < Rows; ++r)
     for (int c = 0; c < Columns; ++c)
@@ -143,14 +131,14 @@ template <class Sink>
 void multiply(const amx_product& call, Sink sink) {
   amx_prepare_thread();
   panel_sums sums;
-  for (int first = 0; first < call.m; first += rows_together) {
-    const row_range rows{first, call.m - first < rows_together ? call.m - first : rows_together};
-    for (int column = call.n_begin; column < call.n_end;) {
-      const panel p = panel_at(call, column);
+  for (int column = call.n_begin; column < call.n_end;) {
+    const panel p = panel_at(call, column);
+    for (int first = 0; first < call.m; first += rows_together) {
+      const row_range rows{first, call.m - first < rows_together ? call.m - first : rows_together};
       multiply_panel(call, p, rows, sums);
       sink(p, rows, sums);
-      column += p.columns * tile_columns;
     }
+    column += p.columns * tile_columns;
   }
 }
 
@@ -222,10 +210,10 @@ bool amx_matmul_apart(const amx_product& call, bool bf16, std::byte* const* rows
 void amx_gated_matmul(const amx_product& gate, const amx_product& up, uint16_t* out) {
   amx_prepare_thread();
   panel_sums gates, ups;
-  for (int first = 0; first < gate.m; first += rows_together) {
-    const row_range rows{first, gate.m - first < rows_together ? gate.m - first : rows_together};
-    for (int column = gate.n_begin; column < gate.n_end; column += 2 * tile_columns) {
-      const panel p{column / (2 * tile_columns), 0, 2};  // packed weights end with a whole panel
+  for (int column = gate.n_begin; column < gate.n_end; column += 2 * tile_columns) {
+    const panel p{column / (2 * tile_columns), 0, 2};  // packed weights end with a whole panel
+    for (int first = 0; first < gate.m; first += rows_together) {
+      const row_range rows{first, gate.m - first < rows_together ? gate.m - first : rows_together};
       multiply_panel(gate, p, rows, gates);
       multiply_panel(up, p, rows, ups);
       uint16_t* to = out + ptrdiff_t{p.index} * tile_elements;

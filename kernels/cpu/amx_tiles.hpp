@@ -38,30 +38,24 @@ template <int Rows, int Columns>
   if constexpr (Rows > 1 && Columns > 1) _tile_zero(3);
 }
 
-// What store_tiles left.
-template <int Rows, int Columns>
-[[gnu::always_inline]] inline void load_tiles(const float* from) {
-  constexpr ptrdiff_t row_bytes = 64, tile = tile_rows * tile_columns;
-  finish_stores();
-  _tile_loadd(0, from, row_bytes);
-  if constexpr (Columns > 1) _tile_loadd(1, from + tile, row_bytes);
-  if constexpr (Rows > 1) _tile_loadd(2, from + 2 * tile, row_bytes);
-  if constexpr (Rows > 1 && Columns > 1) _tile_loadd(3, from + 3 * tile, row_bytes);
-}
+// Weights to fetch into the second-level cache while others are multiplied: `lines` lines a step from `at`.
+struct prefetch_plan {
+  const char* at = nullptr;
+  int lines = 0;
+};
+
+inline constexpr int line_bytes = 64;
+inline constexpr int lines_of_step = 2 * tile_elements * 2 / line_bytes;  // of both column tiles
 
 // x: [Rows row tiles, `x_stride` elements apart][steps][16][32] BF16. w: [steps][2][tile] BF16, from the first
 // column tile wanted. Adds to the accumulators.
-template <int Rows, int Columns, bool Prefetch>
-[[gnu::always_inline]] inline void add_products(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps) {
+template <int Rows, int Columns>
+[[gnu::always_inline]] inline void add_products(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps,
+                                                prefetch_plan ahead) {
   constexpr ptrdiff_t row_bytes = 64;
-  constexpr ptrdiff_t steps_ahead = 3;
   finish_stores();
   for (int step = 0; step < steps; ++step, x += tile_elements, w += 2 * tile_elements) {
-    if constexpr (Prefetch) {
-      const auto* ahead = reinterpret_cast<const char*>(w + steps_ahead * 2 * tile_elements);
-#pragma GCC unroll 32
-      for (int line = 0; line < 16 * Columns; ++line) __builtin_prefetch(ahead + line * row_bytes);
-    }
+    for (int line = 0; line < ahead.lines; ++line, ahead.at += line_bytes) __builtin_prefetch(ahead.at, 0, 1);
     _tile_loadd(4, x, row_bytes);
     _tile_loadd(6, w, row_bytes);
     _tile_dpbf16ps(0, 4, 6);
@@ -78,11 +72,11 @@ template <int Rows, int Columns, bool Prefetch>
 }
 
 // The sums over `steps` from zero.
-template <int Rows, int Columns, bool Prefetch>
-[[gnu::always_inline]] inline void accumulate_tiles(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w,
-                                                    int steps) {
+template <int Rows, int Columns>
+[[gnu::always_inline]] inline void accumulate_tiles(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps,
+                                                    prefetch_plan ahead = {}) {
   zero_tiles<Rows, Columns>();
-  add_products<Rows, Columns, Prefetch>(x, x_stride, w, steps);
+  add_products<Rows, Columns>(x, x_stride, w, steps, ahead);
 }
 
 // Stores the accumulators to `out` [Rows][2 column tiles][16][16] FP32.
