@@ -129,7 +129,7 @@ void api_server_state::on_route(const prompt_route& message) {
   auto& record = known->second;
   if (record.attempt != message.attempt || record.shard) return;
   const auto handle = message.found ? shard_handle(message.shard) : nullptr;
-  if (!handle) return;  // routed again soon
+  if (!handle || !view_->serves(message.shard)) return;  // routed again soon
   record.shard = message.shard;
   const auto& asked = *record.asked;
   tell(handle, start_sequence{record.id, record.attempt, record.tokens, record.prompt_tokens, record.max_tokens,
@@ -211,8 +211,9 @@ void api_server_state::on_cancel(const cancel_generation& message) {
 void api_server_state::on_view(const view_ptr& view) {
   view_ = view;
   for (auto& [id, record] : requests_) {
-    if (record.shard && view->has(*record.shard)) continue;
+    if (record.shard && view->serves(*record.shard)) continue;
     if (record.shard) {
+      release(record);  // a shard that drains is still there
       ++record.attempt;
       environment_.board->write([](board_snapshot& board) { ++board.requests.resumed; });
       spdlog::info("request {} resumes on another shard at token {}", id.value, record.committed());

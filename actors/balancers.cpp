@@ -8,7 +8,7 @@ void shard_table::update(const cluster_view& view) {
   shards_.clear();
   handles_.clear();
   for (const auto& member : view.members)
-    for (uint16_t i = 0; i < member.shards.size(); ++i) {
+    for (uint16_t i = 0; i < member.shards.size() && !member.draining; ++i) {
       shards_.push_back({member.node, member.incarnation, static_cast<uint16_t>(1 + i)});
       handles_.push_back(member.shards[i]);
     }

@@ -43,14 +43,18 @@ result<join_address> parse_address(const std::string& text) {
 // How a node's life ended.
 struct verdict {
   error reason;
-  bool retired = false;
+  node_end how = node_end::failed;
 };
 
 // What is left to do when a node has ended; returns the exit code. A retired node joins again instead, as
 // a new process image without the descriptors of the old one.
 int conclude(const std::optional<verdict>& ended, char** arguments) {
   if (!ended) return 0;
-  if (ended->retired) {
+  if (ended->how == node_end::released) {
+    spdlog::info("{}", ended->reason.message);
+    return 0;
+  }
+  if (ended->how == node_end::retired) {
     spdlog::warn("{}", ended->reason.message);
     close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
     execv("/proc/self/exe", arguments);
@@ -106,9 +110,9 @@ class node_process {
     live_seams_options seams;
     seams.wire_host = options_.wire_host;
     seams.trace = options_.trace;
-    seams.on_ended = [this](const error& reason, bool retired) {
+    seams.on_ended = [this](const error& reason, node_end how) {
       const std::lock_guard lock(mutex_);
-      verdict_ = verdict{reason, retired};
+      verdict_ = verdict{reason, how};
     };
     end_deadline deadline;  // of everything below
     // Before the actor system, so that its pools outlive every message.

@@ -149,9 +149,13 @@ class server {
 
     head_callbacks callbacks;
     callbacks.on_dead = [this](node_id, uint64_t process) { children_.request_kill(static_cast<pid_t>(process)); };
-    callbacks.on_ended = [this](const error& reason, bool retired) {
+    callbacks.on_released = [this](node_id node) {
       const std::lock_guard lock(mutex_);
-      if (retired)
+      released_.push_back(node.value);
+    };
+    callbacks.on_ended = [this](const error& reason, node_end how) {
+      const std::lock_guard lock(mutex_);
+      if (how == node_end::retired)
         retired_ = true;
       else
         failure_ = reason;
@@ -239,6 +243,8 @@ class server {
     bool retired = false;
     {
       const std::lock_guard lock(mutex_);
+      for (const uint16_t node : released_) children_.expect_end(node);
+      released_.clear();
       if (failure_) return *failure_;
       std::swap(retired, retired_);
     }
@@ -250,7 +256,8 @@ class server {
   child_processes children_;
   std::mutex mutex_;
   std::optional<error> failure_;
-  bool retired_ = false;  // the head's own node was declared dead
+  bool retired_ = false;            // the head's own node was declared dead
+  std::vector<uint16_t> released_;  // nodes that have been drained
   bool ended_ = false;
 };
 

@@ -22,6 +22,8 @@ std::vector<owed_pair> all_pairs() {
   return pairs;
 }
 
+std::vector<uint64_t> equal_keys() { return std::vector<uint64_t>(8); }
+
 size_t open_count(dispatch_ledger& ledger) {
   return static_cast<size_t>(std::count_if(ledger.entries().begin(), ledger.entries().end(),
                                            [](const outstanding_dispatch& entry) { return entry.id != 0; }));
@@ -32,13 +34,13 @@ size_t open_count(dispatch_ledger& ledger) {
 TEST_CASE("pairs become one dispatch for each destination, the shard's own node preferred") {
   replica_router router;
   const std::vector<live_node> live{{0, 1}, {1, 2}, {2, 3}, {3, 4}};
-  router.update(table_of(4), live, 1);
-  CHECK(router.serves(0, 0) == 1);  // its primary is node 0, its second replica is here
-  CHECK(router.serves(0, 2) == 1);
-  CHECK(router.serves(0, 4) == 2);
+  router.update(table_of(4), live, 1, replica_selection::first);
+  CHECK(router.serves(0, 0, 0) == 1);  // its primary is node 0, its second replica is here
+  CHECK(router.serves(0, 2, 0) == 1);
+  CHECK(router.serves(0, 4, 0) == 2);
   dispatch_ledger ledger;
   std::vector<owed_pair> stranded;
-  ledger.open(0, 1, 0, all_pairs(), router, std::nullopt, 0, {}, stranded);
+  ledger.open(0, 1, 0, all_pairs(), equal_keys(), router, std::nullopt, 0, {}, stranded);
   CHECK(stranded.empty());
   CHECK(open_count(ledger) == 3);
 }
@@ -46,24 +48,24 @@ TEST_CASE("pairs become one dispatch for each destination, the shard's own node 
 TEST_CASE("a dead node's pairs go to the replica, and without one they are stranded") {
   replica_router router;
   const std::vector<live_node> three{{0, 1}, {2, 3}, {3, 4}};
-  router.update(table_of(4), three, 0);
-  CHECK(router.serves(0, 2) == 2);
+  router.update(table_of(4), three, 0, replica_selection::first);
+  CHECK(router.serves(0, 2, 0) == 2);
   const std::vector<live_node> two{{0, 1}, {3, 4}};
-  router.update(table_of(4), two, 0);
-  CHECK(!router.serves(0, 2));  // both replicas are gone
+  router.update(table_of(4), two, 0, replica_selection::first);
+  CHECK(!router.serves(0, 2, 0));  // both replicas are gone
   dispatch_ledger ledger;
   std::vector<owed_pair> stranded;
-  ledger.open(0, 1, 0, all_pairs(), router, std::nullopt, 0, {}, stranded);
+  ledger.open(0, 1, 0, all_pairs(), equal_keys(), router, std::nullopt, 0, {}, stranded);
   CHECK(stranded.size() == 2);
 }
 
 TEST_CASE("a retry avoids the node that failed") {
   replica_router router;
   const std::vector<live_node> live{{0, 1}, {1, 1}};
-  router.update(table_of(2), live, 0);
+  router.update(table_of(2), live, 0, replica_selection::first);
   dispatch_ledger ledger;
   std::vector<owed_pair> stranded;
-  ledger.open(0, 1, 0, all_pairs(), router, uint16_t{0}, 1, {}, stranded);
+  ledger.open(0, 1, 0, all_pairs(), equal_keys(), router, uint16_t{0}, 1, {}, stranded);
   REQUIRE(open_count(ledger) == 1);
   CHECK(ledger.entries().front().to.node == 1);
 }
@@ -71,11 +73,11 @@ TEST_CASE("a retry avoids the node that failed") {
 TEST_CASE("an answer finds its dispatch once, and entries are reused") {
   replica_router router;
   const std::vector<live_node> live{{0, 1}};
-  router.update(table_of(1), live, 0);
+  router.update(table_of(1), live, 0, replica_selection::first);
   dispatch_ledger ledger;
   std::vector<owed_pair> stranded;
   for (uint64_t step = 1; step <= 100; ++step) {
-    ledger.open(0, step, 0, all_pairs(), router, std::nullopt, 0, {}, stranded);
+    ledger.open(0, step, 0, all_pairs(), equal_keys(), router, std::nullopt, 0, {}, stranded);
     auto* entry = ledger.find(static_cast<uint32_t>(step));
     REQUIRE(entry != nullptr);
     ledger.close(*entry);
