@@ -72,6 +72,7 @@ struct board_snapshot {
   board_requests requests;
   serving_settings settings;
   board_rebalance rebalance;
+  std::shared_ptr<const placement_table> placement;  // of the epoch in force
   // Rows of each expert, the newest window last; [load_layers, load_experts] each, MoE layers only.
   uint32_t load_layers = 0;
   uint32_t load_experts = 0;

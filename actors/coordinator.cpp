@@ -281,11 +281,12 @@ void coordinator_state::publish() {
   view.epoch = epoch_;
   view.oldest_epoch = epoch_;
   view.placement = placement_;
+  published_ = std::make_shared<const placement_table>(placement_);
   for (uint16_t node = 0; node < slots_.size(); ++node) {
     const auto& place = slots_[node];
     if (place.state != phase::live) continue;
-    view.members.push_back({node_id{node}, place.incarnation, place.ready.wire_address, place.draining, place.handle,
-                            place.ready.shards});
+    view.members.push_back(
+        {node_id{node}, place.incarnation, place.ready.wire_address, place.draining, place.handle, place.ready.shards});
     // A node that has acknowledged nothing yet has sent no dispatch either.
     if (place.acknowledged != epoch_id{}) view.oldest_epoch = std::min(view.oldest_epoch, place.acknowledged);
   }
@@ -316,15 +317,16 @@ void coordinator_state::show() {
     board.epoch = epoch_.value;
     board.serving = epoch_.value > 0;
     board.settings = environment_.settings;
+    board.placement = published_;
     board.nodes.clear();
     size_t shown = slots_.size();  // numbers for nodes that may join are not
     while (shown > environment_.settings.nodes && slots_[shown - 1].state == phase::empty) --shown;
     for (uint16_t node = 0; node < shown; ++node) {
       const auto& place = slots_[node];
       static constexpr const char* states[] = {"waiting", "joining", "loading", "live"};
-      board.nodes.push_back({node, place.draining ? "draining" : states[static_cast<size_t>(place.state)], place.incarnation.value,
-                             place.request.host, place.request.process, place.ready.device, place.ready.threads,
-                             static_cast<uint32_t>(place.ready.shards.size()), place.ready.experts,
+      board.nodes.push_back({node, place.draining ? "draining" : states[static_cast<size_t>(place.state)],
+                             place.incarnation.value, place.request.host, place.request.process, place.ready.device,
+                             place.ready.threads, static_cast<uint32_t>(place.ready.shards.size()), place.ready.experts,
                              place.ready.weight_bytes, place.ready.kv_bytes, place.counters, place.schedule,
                              place.layers});
     }

@@ -93,6 +93,7 @@ class coordinator_state {
   coordinator_environment environment_;
   std::vector<slot> slots_;
   placement_table placement_;
+  std::shared_ptr<const placement_table> published_;
   epoch_id epoch_;
   epoch_id acknowledged_;  // by all live nodes, as the expert balancer knows it
   uint32_t incarnations_ = 0;

@@ -123,7 +123,6 @@ void expert_balancer_state::on_report(const replica_report& message) {
       shown_.last_failure = message.message;
       spdlog::warn("rebalancing: {}; it stays where it was", message.message);
       execution_.failed(place);
-      send_drop(place);
       break;
     case replica_outcome::dropped:
       drops_.erase(place);
@@ -150,7 +149,8 @@ void expert_balancer_state::on_tick() {
 void expert_balancer_state::end_window() {
   window_began_ = self_->clock().now();
   history_.windows.push_back({window_, {}, {}});
-  if (history_.windows.size() > environment_.settings.rebalance.windows) history_.windows.erase(history_.windows.begin());
+  if (history_.windows.size() > environment_.settings.rebalance.windows)
+    history_.windows.erase(history_.windows.begin());
   environment_.board->write([&](board_snapshot& board) {
     board.load_layers = history_.layers;
     board.load_experts = history_.experts;
@@ -226,11 +226,9 @@ void expert_balancer_state::ask_policy(const std::string& why) {
   const auto& settings = environment_.settings.rebalance;
   auto question = std::make_shared<plan_question>();
   // Without a policy experts move only where they must.
-  question->policy = environment_.policy
-                         ? environment_.policy
-                         : [](const placement_input& input) { return place_incremental(input, {}); };
-  if (fall_back_)
-    question->policy = [](const placement_input& input) { return place_incremental(input, {}); };
+  question->policy = environment_.policy ? environment_.policy
+                                         : [](const placement_input& input) { return place_incremental(input, {}); };
+  if (fall_back_) question->policy = [](const placement_input& input) { return place_incremental(input, {}); };
   question->load = history_;
   if (!question->load.windows.empty() &&
       std::all_of(question->load.windows.back().rows.begin(), question->load.windows.back().rows.end(),
@@ -241,8 +239,7 @@ void expert_balancer_state::ask_policy(const std::string& why) {
   for (const auto& member : members_) question->liveness.live[member.node] = !member.draining;
   question->current = map_of(view_->placement, environment_.moe_layers);
   question->limits.expert_bytes = expert_bytes_;
-  if (settings.move_mb_max > 0)
-    question->limits.move_bytes_max = static_cast<uint64_t>(settings.move_mb_max * 1e6);
+  if (settings.move_mb_max > 0) question->limits.move_bytes_max = static_cast<uint64_t>(settings.move_mb_max * 1e6);
   question->limits.expert_groups = 1;  // a node is one device: there is nothing to keep groups together in
   question->limits.rows_per_token = environment_.rows_per_token;
   question->limits.decay = settings.decay;
@@ -285,8 +282,7 @@ void expert_balancer_state::on_plan(const plan_made& message) {
       layers_first.push_back(model_layers[move.layer]);
   const auto& settings = environment_.settings.rebalance;
   const execution_limits limits{slots_per_node() * history_.layers + settings.staging_replicas, 1};
-  shown_.moves_superseded +=
-      execution_.pursue(table_of(plan.map, environment_.moe_layers), limits, layers_first);
+  shown_.moves_superseded += execution_.pursue(table_of(plan.map, environment_.moe_layers), limits, layers_first);
   spdlog::debug("rebalancing: {}; {} replicas to load", plan.reason, execution_.moves_left());
   const bool weighted = environment_.settings.selection == replica_selection::weighted;
   if (weighted && execution_.idle()) publish(view_->placement);  // the shares follow the load all the same
@@ -340,7 +336,6 @@ void expert_balancer_state::give_up_late_moves() {
                           " ms (rebalance.move_timeout_ms)";
     spdlog::warn("rebalancing: {}; it stays where it was", shown_.last_failure);
     execution_.failed(place);
-    send_drop(place);
   }
   for (auto& [place, since] : drops_)
     if (now - since > drop_again_after) send_drop(place);

@@ -85,12 +85,12 @@ class expert_balancer_state {
   load_history history_;
   std::vector<uint64_t> window_;  // [MoE layers, experts], of the window that is running
   time_point window_began_;
-  time_point asked_;         // the policy, last
+  time_point asked_;  // the policy, last
   time_point last_activity_;
-  uint64_t questions_ = 0;   // number of the newest
+  uint64_t questions_ = 0;  // number of the newest
   std::vector<serving_node> asked_members_;
   bool solving_ = false;
-  bool fall_back_ = false;  // a node drains, and the policy had no answer
+  bool fall_back_ = false;                     // a node drains, and the policy had no answer
   std::map<replica_place, time_point> loads_;  // ordered, and when
   std::map<replica_place, time_point> drops_;
   uint64_t expert_bytes_ = 1;

@@ -120,14 +120,14 @@ class expert_host_state : public dispatch_listener {
   expert_host_actor::stateful_pointer<expert_host_state> self_ = nullptr;
   caf::actor address_;
   expert_host_environment environment_;
-  std::vector<expert_actor> experts_;  // [layers * experts], null where not hosted
-  std::vector<bool> hosted_;  // a replica is served; one that leaves is not
+  std::vector<expert_actor> experts_;                           // [layers * experts], null where not hosted
+  std::vector<bool> hosted_;                                    // a replica is served; one that leaves is not
   std::vector<std::shared_ptr<const expert_weights>> weights_;  // beside `experts_`, for peers that fetch them
   std::vector<arriving_replica> arriving_;
   std::vector<leaving_replica> leaving_;
   uint32_t arrivals_ = 0;
   std::vector<uint64_t> rows_by_expert_;  // [layers * experts], received
-  std::vector<uint32_t> counts_;  // working list, reused: pairs of each expert
+  std::vector<uint32_t> counts_;          // working list, reused: pairs of each expert
   std::vector<std::unique_ptr<dispatch_work>> running_;
   std::vector<std::unique_ptr<dispatch_work>> spare_;
   std::deque<micro_batch> waiting_;                       // dispatches without room for their combine

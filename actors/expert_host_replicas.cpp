@@ -32,9 +32,8 @@ void expert_host_state::host(uint32_t layer, uint32_t expert_number, std::shared
 
 void expert_host_state::report(uint32_t layer, uint32_t expert_number, replica_outcome outcome, uint64_t bytes,
                                std::string message) {
-  caf::anon_send(environment_.owner,
-                 replica_report{environment_.node, environment_.incarnation, layer, expert_number,
-                                static_cast<uint8_t>(outcome), bytes, std::move(message)});
+  caf::anon_send(environment_.owner, replica_report{environment_.node, environment_.incarnation, layer, expert_number,
+                                                    static_cast<uint8_t>(outcome), bytes, std::move(message)});
 }
 
 // What so many bytes take of the budget.
@@ -57,8 +56,7 @@ void expert_host_state::on_load(const load_replica& message) {
     return report(message.layer, message.expert, replica_outcome::failed, 0,
                   place_name(message.layer, message.expert) + " does not exist in this model");
   const size_t place = at(message.layer, message.expert);
-  if (hosted_[place])
-    return report(message.layer, message.expert, replica_outcome::ready, weights_[place]->bytes());
+  if (hosted_[place]) return report(message.layer, message.expert, replica_outcome::ready, weights_[place]->bytes());
   const auto same = [&](const auto& one) { return one.layer == message.layer && one.expert == message.expert; };
   if (std::any_of(arriving_.begin(), arriving_.end(), same)) return;
   if (arriving_.size() >= arriving_max || std::any_of(leaving_.begin(), leaving_.end(), same))
@@ -91,11 +89,10 @@ void expert_host_state::ask(arriving_replica& arriving) {
 void expert_host_state::read_checkpoint(arriving_replica& arriving) {
   arriving.source.reset();
   arriving.arrival.reset();
-  environment_.load_expert(arriving.layer, arriving.expert,
-                           [address = address_, number = arriving.number](auto weights) {
-                             caf::anon_send(address, replica_loaded{number, std::make_shared<decltype(weights)>(
-                                                                                std::move(weights))});
-                           });
+  environment_.load_expert(
+      arriving.layer, arriving.expert, [address = address_, number = arriving.number](auto weights) {
+        caf::anon_send(address, replica_loaded{number, std::make_shared<decltype(weights)>(std::move(weights))});
+      });
 }
 
 void expert_host_state::on_loaded(const replica_loaded& message) {

@@ -320,8 +320,8 @@ struct cluster_member {
   node_id node;
   incarnation_id incarnation;
   std::string wire_address;
-  bool draining = false;       // starts no sequence, and gets no expert
-  caf::strong_actor_ptr handle;  // of the node; for the head's actors only
+  bool draining = false;                      // starts no sequence, and gets no expert
+  caf::strong_actor_ptr handle;               // of the node; for the head's actors only
   std::vector<caf::strong_actor_ptr> shards;  // shard i has endpoint slot 1 + i
   template <class Inspector>
   friend auto inspect(Inspector& f, cluster_member& m) {
@@ -341,8 +341,8 @@ struct cluster_view {
   placement_table placement;
   template <class Inspector>
   friend auto inspect(Inspector& f, cluster_view& m) {
-    return f(m.epoch, m.oldest_epoch, m.members, m.api_server, m.decode_balancer, m.prefill_balancer,
-             m.expert_balancer, m.coordinator, m.placement);
+    return f(m.epoch, m.oldest_epoch, m.members, m.api_server, m.decode_balancer, m.prefill_balancer, m.expert_balancer,
+             m.coordinator, m.placement);
   }
 
   const cluster_member* find(node_id node) const {
@@ -393,7 +393,7 @@ struct replica_report {
   uint32_t expert = 0;
   uint8_t outcome = 0;  // replica_outcome
   uint64_t bytes = 0;   // of its weights
-  std::string message;   // why it failed, a sentence
+  std::string message;  // why it failed, a sentence
   template <class Inspector>
   friend auto inspect(Inspector& f, replica_report& m) {
     return f(m.node, m.incarnation, m.layer, m.expert, m.outcome, m.bytes, m.message);

@@ -18,8 +18,8 @@ namespace troupe {
 using node_actor =
     caf::typed_actor<caf::reacts_to<join_accepted>, caf::reacts_to<join_refused>, caf::reacts_to<node_retired>,
                      caf::reacts_to<node_released>, caf::reacts_to<cluster_view>, caf::reacts_to<load_replica>,
-                     caf::reacts_to<drop_replica>, caf::reacts_to<replica_report>, caf::reacts_to<load_done>, caf::reacts_to<shard_report>,
-                     caf::reacts_to<host_report>, caf::reacts_to<tick>>;
+                     caf::reacts_to<drop_replica>, caf::reacts_to<replica_report>, caf::reacts_to<load_done>,
+                     caf::reacts_to<shard_report>, caf::reacts_to<host_report>, caf::reacts_to<tick>>;
 
 struct node_environment {
   int32_t wanted_node = -1;

@@ -74,7 +74,8 @@ void add_rebalance_metrics(const board_rebalance& rebalance, prometheus::Registr
   counter("troupe_rebalance_plans_total", "Valid plans", rebalance.plans);
   counter("troupe_rebalance_plans_refused_total", "Failures of the policy, and maps that were refused",
           rebalance.plans_refused);
-  gauge("troupe_rebalance_moves_left", "Replicas that are still to be loaded", static_cast<double>(rebalance.moves_left));
+  gauge("troupe_rebalance_moves_left", "Replicas that are still to be loaded",
+        static_cast<double>(rebalance.moves_left));
   counter("troupe_rebalance_moves_done_total", "Replicas loaded", rebalance.moves_done);
   counter("troupe_rebalance_moves_failed_total", "Replicas that could not be loaded", rebalance.moves_failed);
   counter("troupe_rebalance_moves_superseded_total", "Moves given up for those of another plan",
@@ -232,8 +233,9 @@ std::string render_metrics(const board_snapshot& board) {
                   &node_counters::wire_reconnections, true},
       node_metric{"troupe_node_replicas", "Expert replicas held", &node_counters::replicas, false},
       node_metric{"troupe_node_replica_bytes", "Weights of expert replicas held", &node_counters::replica_bytes, false},
-      node_metric{"troupe_node_dispatches_refused_total", "Dispatches for a retired epoch or an expert that is not there",
-                  &node_counters::dispatches_refused, true},
+      node_metric{"troupe_node_dispatches_refused_total",
+                  "Dispatches for a retired epoch or an expert that is not there", &node_counters::dispatches_refused,
+                  true},
       node_metric{"troupe_node_cpu_ns_total", "CPU time of the node's process", &node_counters::cpu_ns, true},
       node_metric{"troupe_node_link_busy_ns_total", "Time the busiest outgoing link was occupied, if it is known",
                   &node_counters::link_busy_ns, true},

@@ -93,8 +93,9 @@ result<std::unique_ptr<head>> head::start(head_config config, head_callbacks cal
   auto policy = make_live_policy(settings.rebalance);
   if (!policy) return policy.failure();
   started->behind_ = std::make_unique<background_worker>();
-  placing_options placing{*std::move(policy),
-                          [behind = started->behind_.get()](std::function<void()> job) { behind->run(std::move(job)); }};
+  placing_options placing{*std::move(policy), [behind = started->behind_.get()](std::function<void()> job) {
+                            behind->run(std::move(job));
+                          }};
   started->front_ = spawn_front(*started->system_, std::move(api), std::move(coordination), std::move(placing));
   if (network) {
     const auto published = started->system_->middleman().publish(

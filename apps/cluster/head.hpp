@@ -64,7 +64,7 @@ class head final : public api_backend {
   std::unique_ptr<caf::actor_system_config> system_config_;
   std::unique_ptr<caf::actor_system> system_;
   front_actors front_;
-  std::unique_ptr<background_worker> behind_;  // asks the placement policy
+  std::unique_ptr<background_worker> behind_;       // asks the placement policy
   std::vector<std::shared_ptr<live_seams>> seams_;  // the last is in use; all outlive the actors
   node_actor node_;
   uint16_t join_port_ = 0;

@@ -68,11 +68,11 @@ class live_seams final : public node_seams {
   std::shared_ptr<wire> wire_;
   ucx_wire* ucx_ = nullptr;  // wire_, or what a shaped wire_ is in front of
   std::thread loader_;
-  std::string model_;                            // directory
+  std::string model_;  // directory
   std::shared_ptr<const model_config> config_;
-  std::unique_ptr<background_worker> behind_;    // reads experts while the node serves
-  std::shared_ptr<const checkpoint> files_;      // that thread's, opened when first needed
-  std::jthread saboteur_;  // cuts connections where the settings ask for it; ends before the wire
+  std::unique_ptr<background_worker> behind_;  // reads experts while the node serves
+  std::shared_ptr<const checkpoint> files_;    // that thread's, opened when first needed
+  std::jthread saboteur_;                      // cuts connections where the settings ask for it; ends before the wire
 };
 
 }  // namespace troupe

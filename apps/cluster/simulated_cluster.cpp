@@ -141,7 +141,8 @@ simulated_cluster::simulated_cluster(std::shared_ptr<simulated_model> model, sim
   api_server_environment api;
   api.config = model_->config;
   api.model_name = "simulated";
-  api.requests_max = options_.settings.nodes_limit() * options_.settings.shards_per_node * options_.settings.sequences_max;
+  api.requests_max =
+      options_.settings.nodes_limit() * options_.settings.shards_per_node * options_.settings.sequences_max;
   api.seed = options_.seed;
   coordinator_environment coordination;
   coordination.settings = options_.settings;

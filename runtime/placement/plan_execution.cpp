@@ -66,8 +66,10 @@ void plan_execution::see(uint64_t epoch, const placement_table& published, std::
           held_[{layer, expert, node}] = {state::retiring, epoch, std::nullopt};
     }
   std::erase_if(held_, [&](const auto& entry) {
-    return entry.second.what == state::ready && contains(listed[at(entry.first)], entry.first.node);
+    return entry.second.what == state::named && contains(listed[at(entry.first)], entry.first.node);
   });
+  for (auto& [place, held] : held_)
+    if (held.what == state::named) held.what = state::ready;  // another table came first
   live_ = std::move(now);
   published_ = std::move(listed);
   if (target_.size() != published_.size()) target_.clear();
@@ -94,11 +96,14 @@ void plan_execution::compare() {
   for (const uint32_t layer : order_)
     for (uint32_t expert = 0; expert < experts_; ++expert) {
       const size_t entry = size_t{layer} * experts_ + expert;
-      for (const uint16_t node : target_[entry]) {
+      // An expert that was to go to a node that cannot take it stays where it is.
+      const bool possible = std::all_of(target_[entry].begin(), target_[entry].end(), [&](uint16_t node) {
         const auto* live = find_live(node);
-        if (live != nullptr && !live->draining && !contains(published_[entry], node))
-          adds_.push_back({layer, expert, node});
-      }
+        return contains(published_[entry], node) || (live != nullptr && !live->draining);
+      });
+      if (!possible) target_[entry] = published_[entry];
+      for (const uint16_t node : target_[entry])
+        if (!contains(published_[entry], node)) adds_.push_back({layer, expert, node});
       for (const uint16_t node : published_[entry])
         if (find_live(node) != nullptr && !contains(target_[entry], node)) drops_.push_back({layer, expert, node});
     }
@@ -112,8 +117,7 @@ void plan_execution::loaded(const replica_place& place) {
 void plan_execution::failed(const replica_place& place) {
   const auto found = held_.find(place);
   if (found == held_.end() || found->second.what != state::loading) return;
-  // Whatever it has of it goes; and its expert stays where it is.
-  found->second = {state::dropping, 0, std::nullopt};
+  found->second = {state::failed, 0, std::nullopt};
   if (!target_.empty()) target_[at(place)] = published_[at(place)];
   compare();
 }
@@ -140,6 +144,9 @@ plan_execution::orders plan_execution::next() {
     }
   }
   publishing_ = out.publish.has_value();
+  for (auto& [place, held] : held_)
+    if (publishing_ && held.what == state::ready && out.publish->holds(place.layer, place.expert, place.node))
+      held.what = state::named;
   return out;
 }
 
@@ -186,7 +193,7 @@ void plan_execution::order_drops(orders& out) {
   for (auto& [place, held] : held_) {
     const bool let_go = held.what == state::retiring && held.epoch <= acknowledged_;
     const bool never_named = held.what == state::ready && !wanted(place);
-    if (!let_go && !never_named) continue;
+    if (!let_go && !never_named && held.what != state::failed) continue;
     held = {state::dropping, 0, std::nullopt};
     out.drops.push_back(place);
   }

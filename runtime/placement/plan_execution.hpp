@@ -37,7 +37,7 @@ struct serving_node {
 };
 
 struct execution_limits {
-  uint32_t replicas_max = 0;    // of all layers that a node may hold, those on their way and those not yet freed included
+  uint32_t replicas_max = 0;  // of all layers that a node may hold, those on their way and those not yet freed included
   uint32_t loads_per_node = 1;  // that a node carries out at a time
 };
 
@@ -65,7 +65,8 @@ class plan_execution {
   uint32_t pursue(const placement_table& target, const execution_limits& limits,
                   const std::vector<uint32_t>& layers_first);
 
-  // What became of orders. A replica that failed to load leaves its expert where it was.
+  // What became of orders. A replica that failed to load leaves its expert where it was, and a drop is ordered for
+  // whatever the node has of it.
   void loaded(const replica_place& place);
   void failed(const replica_place& place);
   void dropped(const replica_place& place);
@@ -79,7 +80,14 @@ class plan_execution {
   uint32_t replicas_at(uint16_t node) const;
 
  private:
-  enum class state : uint8_t { loading, ready, retiring, dropping };
+  enum class state : uint8_t {
+    loading,
+    ready,
+    named,
+    failed,
+    retiring,
+    dropping
+  };  // named: by the table that is being published
   struct held_replica {
     state what = state::loading;
     uint64_t epoch = 0;            // retiring: of the table that left it out
@@ -106,9 +114,9 @@ class plan_execution {
   std::vector<serving_node> live_;
   lists published_;
   lists target_;
-  std::vector<uint32_t> order_;               // layers, those first that come first
-  std::vector<replica_place> adds_;           // wanted and not published, at live nodes
-  std::vector<replica_place> drops_;          // published and not wanted, at live nodes
+  std::vector<uint32_t> order_;                 // layers, those first that come first
+  std::vector<replica_place> adds_;             // wanted and not published, at live nodes
+  std::vector<replica_place> drops_;            // published and not wanted, at live nodes
   std::map<replica_place, held_replica> held_;  // what is at live nodes, or on its way, and not published
 };
 

@@ -75,11 +75,11 @@ struct outstanding_dispatch {
 
 class dispatch_ledger {
  public:
-  // Groups `pairs` by destination; `keys` are theirs, in the same order. `avoid` excludes a node (a retry after it failed); pairs that no live
-  // replica can serve are appended to `stranded`.
+  // Groups `pairs` by destination; `keys` are theirs, in the same order. `avoid` excludes a node (a retry after it
+  // failed); pairs that no live replica can serve are appended to `stranded`.
   void open(uint32_t step_index, uint64_t step_number, uint32_t layer, std::span<const owed_pair> pairs,
-            std::span<const uint64_t> keys, const replica_router& router, std::optional<uint16_t> avoid, uint32_t attempt, steady_time now,
-            std::vector<owed_pair>& stranded);
+            std::span<const uint64_t> keys, const replica_router& router, std::optional<uint16_t> avoid,
+            uint32_t attempt, steady_time now, std::vector<owed_pair>& stranded);
 
   // The entry of an answer, or null (late, repeated, or not ours).
   outstanding_dispatch* find(uint32_t id);

@@ -20,14 +20,14 @@ namespace troupe {
 struct serving_settings {
   std::string model;  // directory of the model, on every node
   kernels::profile profile = kernels::profile::f32;
-  wire_dtype dispatch = wire_dtype::f32;  // dtype of activations that travel to experts
-  wire_dtype combine = wire_dtype::f32;   // dtype of expert outputs on the way back
-  uint32_t nodes = 4;                     // nodes the unit consists of at the start
-  uint32_t nodes_max = 0;                 // that it may have when more join; 0: as many as `nodes`
-  uint32_t shards_per_node = 1;           // attention shards a device hosts
-  uint32_t threads_per_node = 1;          // compute threads of a device
-  uint32_t redundant_replicas = 1;        // replicas of each expert beyond the first
-  std::string placement = "linear";       // where experts are at the start
+  wire_dtype dispatch = wire_dtype::f32;                   // dtype of activations that travel to experts
+  wire_dtype combine = wire_dtype::f32;                    // dtype of expert outputs on the way back
+  uint32_t nodes = 4;                                      // nodes the unit consists of at the start
+  uint32_t nodes_max = 0;                                  // that it may have when more join; 0: as many as `nodes`
+  uint32_t shards_per_node = 1;                            // attention shards a device hosts
+  uint32_t threads_per_node = 1;                           // compute threads of a device
+  uint32_t redundant_replicas = 1;                         // replicas of each expert beyond the first
+  std::string placement = "linear";                        // where experts are at the start
   replica_selection selection = replica_selection::first;  // which replica serves a row
   rebalance_settings rebalance;
   troupe::schedule schedule;             // how a shard's batch is cut into micro-batches that take turns

@@ -2,97 +2,176 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <set>
+#include <map>
+#include <tuple>
 
-#include "runtime/placement/policy_registry.hpp"
-#include "tests/simulation/simulation_fixtures.hpp"
+#include "tests/simulation/rebalance/moving_experts.hpp"
 
 namespace troupe::testing {
 
-using std::chrono::microseconds;
-using std::chrono::milliseconds;
-using std::chrono::nanoseconds;
-using std::chrono::seconds;
-
 namespace {
 
-constexpr uint32_t moe_layers = 2;
-constexpr uint32_t experts = 16;
+// How long steps took: from a micro-batch's first dispatch of one step to its first of the next.
+struct step_times {
+  std::map<std::tuple<uint16_t, uint16_t, uint32_t>, std::pair<uint64_t, uint64_t>> last;  // step, and its time
+  std::vector<uint64_t> ns;
 
-simulation_options moving_options(uint32_t nodes, const std::string& policy) {
-  auto options = t1_options(nodes);
-  auto& rebalance = options.settings.rebalance;
-  options.settings.heartbeat_ms = 10;
-  options.settings.schedule = taking_turns(2);
-  rebalance.policy = policy;
-  rebalance.window_ms = 200;
-  rebalance.period_ms = 200;
-  rebalance.move_timeout_ms = 1000;
-  return options;
-}
-
-// What every stage takes wherever experts are, so that placement cannot change how long a step computes.
-std::array<stage_cost, stage_kind_count> even_costs() {
-  std::array<stage_cost, stage_kind_count> costs;
-  costs.fill({microseconds(50), nanoseconds(0), nanoseconds(0)});
-  return costs;
-}
-
-uint64_t sum_of(const simulated_cluster& cluster, uint64_t node_counters::*field) {
-  uint64_t sum = 0;
-  for (const auto& node : cluster.board().nodes) sum += node.counters.*field;
-  return sum;
-}
-
-// Keeps `streams` requests running for `duration`; those of one period share a few token ids, so that
-// their experts are hot, and the next period has others.
-struct drifting_load {
-  simulated_cluster& cluster;
-  uint32_t streams;
-  std::vector<size_t> running;
-  std::vector<uint32_t> kinds;  // of each stream submitted
-  uint32_t next = 0;
-
-  void keep_up(uint32_t drift) {
-    std::erase_if(running, [&](size_t stream) { return cluster.streams()[stream]->ended; });
-    while (running.size() < streams) {
-      const uint32_t kind = drift % 4 * 16 + next++ % 16;
-      running.push_back(cluster.streams().size());
-      kinds.push_back(kind);
-      cluster.submit(hot_request(kind));
-    }
+  void observe(simulated_cluster& cluster) {
+    cluster.network().observe([this, &cluster](const micro_batch_header& header, const endpoint&) {
+      if (header.kind != message_kind::dispatch) return;
+      auto& [step, at] = last[{header.source_node, header.source_slot, header.micro_batch}];
+      const uint64_t now = virtual_ns(cluster.scheduler().time().now());
+      if (step == header.step) return;
+      if (step != 0) ns.push_back(now - at);
+      step = header.step;
+      at = now;
+    });
   }
+};
+
+// Runs 16 sequences that decode all the time for 700 ms; every stage takes the same time wherever experts are.
+step_times decode_steadily(const placement_policy& policy, uint64_t& moves) {
+  auto options = moving_options(4);
+  options.policy = policy;
+  options.device.stages.emplace();
+  options.device.stages->fill({microseconds(50), nanoseconds(0), nanoseconds(0)});
+  options.settings.kv_blocks = 512;
+  options.settings.rebalance.staging_replicas = 16;
+  simulated_cluster cluster(t1_model(), options);
+  REQUIRE(cluster.start());
+  for (uint32_t i = 0; i < 16; ++i) {
+    auto request = mixed_request(i, 2000);
+    request.ignore_eos = true;
+    cluster.submit(request);
+  }
+  cluster.run_for(milliseconds(100));  // past the prompts
+  step_times times;
+  times.observe(cluster);
+  cluster.run_for(milliseconds(700));
+  CHECK(std::none_of(cluster.streams().begin(), cluster.streams().end(), [](const auto& one) { return one->ended; }));
+  CHECK(sum_of(cluster, &node_counters::dispatches_resent) == 0);
+  CHECK(sum_of(cluster, &node_counters::dispatches_refused) == 0);
+  moves = cluster.board().rebalance.moves_done;
+  return times;
+}
+
+// Keeps 24 requests running, whose prompts have few tokens so that their experts are hot; which, drifts.
+struct drifting_load {
+  static constexpr uint32_t streams = 24;
+  static constexpr uint32_t kinds = 64;
+
+  simulated_cluster& cluster;
+  std::vector<size_t> running;
+  std::vector<uint32_t> kind_of;  // each stream's
 
   static generation_request hot_request(uint32_t kind) {
     auto request = mixed_request(kind, 40);
     request.ignore_eos = true;
-    for (auto& token : request.prompt_ids) token = static_cast<int32_t>(2 + (kind / 16) * 16 + token % 2);
+    for (auto& token : request.prompt_ids)
+      token = static_cast<int32_t>(2 + kind / 16 * 16 + static_cast<uint32_t>(token) % 2);
     return request;
+  }
+
+  void keep_up(uint32_t drift) {
+    std::erase_if(running, [&](size_t stream) { return cluster.streams()[stream]->ended; });
+    while (running.size() < streams) {
+      const auto number = static_cast<uint32_t>(cluster.streams().size());
+      const uint32_t kind = drift % 4 * 16 + number % 16;
+      running.push_back(number);
+      kind_of.push_back(kind);
+      cluster.submit(hot_request(kind));
+    }
+  }
+
+  // Each kind alone on one node, without replicas to choose from and without moves.
+  static const std::vector<stream_result>& undisturbed() {
+    static const std::vector<stream_result> results = [] {
+      simulated_cluster alone(t1_model(), t1_options(1));
+      alone.start();
+      for (uint32_t kind = 0; kind < kinds; ++kind) alone.submit(hot_request(kind));
+      alone.run_until([&] { return alone.all_ended(); }, seconds(60));
+      std::vector<stream_result> streams;
+      for (const auto& stream : alone.streams()) streams.push_back(result_of(*stream));
+      return streams;
+    }();
+    return results;
+  }
+
+  void check_streams() const {
+    for (size_t i = 0; i < cluster.streams().size(); ++i) {
+      CAPTURE(i);
+      REQUIRE(!cluster.streams()[i]->failure);
+      REQUIRE(result_of(*cluster.streams()[i]) == undisturbed()[kind_of[i]]);
+    }
   }
 };
 
 }  // namespace
 
-TEST_CASE("hundreds of moves under a drifting load of hot experts: no step waits, and no token changes") {
-  auto options = moving_options(4, "eplb_distinct");
-  options.settings.selection = replica_selection::weighted;
-  options.device.stages = even_costs();
-  simulated_cluster cluster(t1_model(), options);
-  REQUIRE(cluster.start());
-  drifting_load load{cluster, 24, {}, {}};
-  for (int i = 0; i < 300; ++i) {
-    load.keep_up(static_cast<uint32_t>(i / 20));
-    cluster.run_for(milliseconds(10));
+TEST_CASE("constant load: no step takes longer while hundreds of experts move than without") {
+  uint64_t none = 0;
+  uint64_t moves = 0;
+  auto still = decode_steadily({}, none);
+  auto moving = decode_steadily(shuffling_policy(), moves);
+  const uint64_t longest_still = *std::max_element(still.ns.begin(), still.ns.end());
+  const uint64_t longest_moving = *std::max_element(moving.ns.begin(), moving.ns.end());
+  MESSAGE(moves << " moves; longest of " << moving.ns.size() << " steps " << longest_moving << " ns, without moves "
+                << longest_still << " ns");
+  CHECK(none == 0);
+  CHECK(moves >= 200);
+  // A dispatch waits for one piece of weights on its link at most, at each of two layers, there and back.
+  const uint64_t piece_ns = 700;
+  CHECK(longest_moving <= longest_still + 4 * piece_ns);
+  CHECK(moving.ns.size() * 1000 >= still.ns.size() * 995);
+}
+
+TEST_CASE("drifting hot experts: hundreds of moves change no token, and nothing is left behind") {
+  for (const auto selection : {replica_selection::nearest, replica_selection::weighted}) {
+    auto options = moving_options(4);
+    options.settings.rebalance.policy = "eplb_distinct";
+    options.settings.selection = selection;
+    CAPTURE(name(selection));
+    simulated_cluster cluster(t1_model(), options);
+    REQUIRE(cluster.start());
+    const uint64_t replicas_max = moe_layers * slots + options.settings.rebalance.staging_replicas;
+    drifting_load load{cluster, {}, {}};
+    for (uint32_t i = 0; i < 100; ++i) {
+      load.keep_up(i / 10);
+      cluster.run_for(milliseconds(10));
+      for (uint16_t node = 0; node < 4; ++node) REQUIRE(cluster.replicas_at(node) <= replicas_max);
+    }
+    REQUIRE(cluster.run_until([&] { return cluster.all_ended(); }, seconds(60)));
+    load.check_streams();
+    check_at_rest(cluster);
+    const auto done = cluster.board().rebalance;
+    MESSAGE(name(selection) << ": " << done.moves_done << " moves in " << done.plans << " plans, epoch "
+                            << cluster.board().epoch << ", " << cluster.streams().size() << " streams");
+    CHECK(done.moves_done >= 100);
+    CHECK(done.moves_failed == 0);
+    CHECK(sum_of(cluster, &node_counters::dispatches_resent) == 0);
+    CHECK(sum_of(cluster, &node_counters::dispatches_refused) == 0);
   }
-  const auto done = cluster.board().rebalance;
-  MESSAGE(done.moves_done << " moves, " << done.moves_failed << " failed, " << done.moves_superseded << " superseded, "
-                          << done.plans << " plans, " << done.plans_refused << " refused: " << done.last_failure << "; "
-                          << cluster.streams().size() << " streams, epoch " << cluster.board().epoch << " imbalance " << done.imbalance
-                          << " before " << done.balance_before << " after " << done.balance_after
-                          << " resent " << sum_of(cluster, &node_counters::dispatches_resent)
-                          << " refused " << sum_of(cluster, &node_counters::dispatches_refused)
-                          << " steps " << sum_of(cluster, &node_counters::steps));
+}
+
+TEST_CASE("moving experts to the load levels the nodes") {
+  const auto imbalance = [](const std::string& policy) {
+    auto options = moving_options(4);
+    options.settings.rebalance.policy = policy;
+    options.settings.selection = replica_selection::weighted;
+    simulated_cluster cluster(t1_model(), options);
+    REQUIRE(cluster.start());
+    drifting_load load{cluster, {}, {}};
+    for (uint32_t i = 0; i < 60; ++i) {
+      load.keep_up(0);
+      cluster.run_for(milliseconds(10));
+    }
+    return cluster.board().rebalance.imbalance;
+  };
+  const double before = imbalance("none");
+  const double after = imbalance("incremental");
+  MESSAGE("fullest node over the mean: " << before << " without, " << after << " with rebalancing");
+  CHECK(before > 1.3);
+  CHECK(after < 1.15);
 }
 
 }  // namespace troupe::testing
