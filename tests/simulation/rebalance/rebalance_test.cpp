@@ -55,57 +55,6 @@ step_times decode_steadily(const placement_policy& policy, uint64_t& moves) {
   return times;
 }
 
-// Keeps 24 requests running, whose prompts have few tokens so that their experts are hot; which, drifts.
-struct drifting_load {
-  static constexpr uint32_t streams = 24;
-  static constexpr uint32_t kinds = 64;
-
-  simulated_cluster& cluster;
-  std::vector<size_t> running;
-  std::vector<uint32_t> kind_of;  // each stream's
-
-  static generation_request hot_request(uint32_t kind) {
-    auto request = mixed_request(kind, 40);
-    request.ignore_eos = true;
-    for (auto& token : request.prompt_ids)
-      token = static_cast<int32_t>(2 + kind / 16 * 16 + static_cast<uint32_t>(token) % 2);
-    return request;
-  }
-
-  void keep_up(uint32_t drift) {
-    std::erase_if(running, [&](size_t stream) { return cluster.streams()[stream]->ended; });
-    while (running.size() < streams) {
-      const auto number = static_cast<uint32_t>(cluster.streams().size());
-      const uint32_t kind = drift % 4 * 16 + number % 16;
-      running.push_back(number);
-      kind_of.push_back(kind);
-      cluster.submit(hot_request(kind));
-    }
-  }
-
-  // Each kind alone on one node, without replicas to choose from and without moves.
-  static const std::vector<stream_result>& undisturbed() {
-    static const std::vector<stream_result> results = [] {
-      simulated_cluster alone(t1_model(), t1_options(1));
-      alone.start();
-      for (uint32_t kind = 0; kind < kinds; ++kind) alone.submit(hot_request(kind));
-      alone.run_until([&] { return alone.all_ended(); }, seconds(60));
-      std::vector<stream_result> streams;
-      for (const auto& stream : alone.streams()) streams.push_back(result_of(*stream));
-      return streams;
-    }();
-    return results;
-  }
-
-  void check_streams() const {
-    for (size_t i = 0; i < cluster.streams().size(); ++i) {
-      CAPTURE(i);
-      REQUIRE(!cluster.streams()[i]->failure);
-      REQUIRE(result_of(*cluster.streams()[i]) == undisturbed()[kind_of[i]]);
-    }
-  }
-};
-
 }  // namespace
 
 TEST_CASE("constant load: no step takes longer while hundreds of experts move than without") {
@@ -134,7 +83,7 @@ TEST_CASE("drifting hot experts: hundreds of moves change no token, and nothing 
     simulated_cluster cluster(t1_model(), options);
     REQUIRE(cluster.start());
     const uint64_t replicas_max = moe_layers * slots + options.settings.rebalance.staging_replicas;
-    drifting_load load{cluster, {}, {}};
+    drifting_load load{cluster};
     for (uint32_t i = 0; i < 100; ++i) {
       load.keep_up(i / 10);
       cluster.run_for(milliseconds(10));
@@ -160,7 +109,7 @@ TEST_CASE("moving experts to the load levels the nodes") {
     options.settings.selection = replica_selection::weighted;
     simulated_cluster cluster(t1_model(), options);
     REQUIRE(cluster.start());
-    drifting_load load{cluster, {}, {}};
+    drifting_load load{cluster};
     for (uint32_t i = 0; i < 60; ++i) {
       load.keep_up(0);
       cluster.run_for(milliseconds(10));
