@@ -64,6 +64,19 @@ struct board_rebalance {
   std::string last_failure;  // the last sentence about what went wrong
 };
 
+// Rows of each expert as they were counted, the newest window last; MoE layers only.
+struct recorded_load {
+  uint32_t layers = 0;
+  uint32_t experts = 0;
+  std::vector<std::shared_ptr<const load_window>> windows;
+
+  load_history history() const {
+    load_history copy{layers, experts, 0, {}};
+    for (const auto& window : windows) copy.windows.push_back(*window);
+    return copy;
+  }
+};
+
 struct board_snapshot {
   uint64_t epoch = 0;
   bool serving = false;
@@ -73,10 +86,7 @@ struct board_snapshot {
   serving_settings settings;
   board_rebalance rebalance;
   std::shared_ptr<const placement_table> placement;  // of the epoch in force
-  // Rows of each expert, the newest window last; [load_layers, load_experts] each, MoE layers only.
-  uint32_t load_layers = 0;
-  uint32_t load_experts = 0;
-  std::vector<std::shared_ptr<const load_window>> load_windows;
+  std::shared_ptr<const recorded_load> load;  // null before the first window has ended
 };
 
 class cluster_board {

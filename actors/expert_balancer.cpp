@@ -14,7 +14,9 @@ namespace {
 
 constexpr auto tick_period_max = std::chrono::milliseconds(100);
 constexpr auto drop_again_after = std::chrono::seconds(2);
-constexpr size_t windows_shown = 256;
+// Of the recording; what is older is forgotten.
+constexpr size_t recorded_bytes_max = size_t{64} << 20U;
+constexpr size_t recorded_windows_max = 4096;
 
 std::string text_of(const replica_place& place) {
   return "layer " + std::to_string(place.layer) + ", expert " + std::to_string(place.expert) + " at node " +
@@ -151,12 +153,14 @@ void expert_balancer_state::end_window() {
   history_.windows.push_back({window_, {}, {}});
   if (history_.windows.size() > environment_.settings.rebalance.windows)
     history_.windows.erase(history_.windows.begin());
-  environment_.board->write([&](board_snapshot& board) {
-    board.load_layers = history_.layers;
-    board.load_experts = history_.experts;
-    board.load_windows.push_back(std::make_shared<const load_window>(history_.windows.back()));
-    if (board.load_windows.size() > windows_shown) board.load_windows.erase(board.load_windows.begin());
-  });
+  recorded_.layers = history_.layers;
+  recorded_.experts = history_.experts;
+  recorded_.windows.push_back(std::make_shared<const load_window>(history_.windows.back()));
+  const size_t fit = recorded_bytes_max / std::max<size_t>(1, window_.size() * sizeof window_[0]);
+  if (recorded_.windows.size() > std::clamp(fit, size_t{16}, recorded_windows_max))
+    recorded_.windows.erase(recorded_.windows.begin());
+  environment_.board->write(
+      [&](board_snapshot& board) { board.load = std::make_shared<const recorded_load>(recorded_); });
   std::fill(window_.begin(), window_.end(), 0);
   const auto rows = expected_rows(history_, environment_.settings.rebalance.decay);
   std::vector<uint32_t> slots(node_count());

@@ -95,6 +95,7 @@ class expert_balancer_state {
   std::map<replica_place, time_point> drops_;
   uint64_t expert_bytes_ = 1;
   board_rebalance shown_;
+  recorded_load recorded_;
 };
 
 }  // namespace troupe

@@ -8,6 +8,7 @@
 
 #include "apps/cluster/cluster_documents.hpp"
 #include "apps/cluster/step_table.hpp"
+#include "runtime/placement/load_files.hpp"
 
 namespace troupe {
 
@@ -167,6 +168,11 @@ bool head::healthy() const {
 std::string head::cluster_json() const { return render_cluster(front_.board->read(), config_.model_name); }
 
 std::string head::steps_text() const { return render_steps(front_.board->read()); }
+
+std::string head::load_csv() const {
+  const auto load = front_.board->read().load;
+  return to_csv(load ? load->history() : load_history{});
+}
 
 std::string head::metrics_text() const { return render_metrics(front_.board->read()); }
 

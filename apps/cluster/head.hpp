@@ -52,6 +52,7 @@ class head final : public api_backend {
   std::string cluster_json() const override;
   std::string metrics_text() const override;
   std::string steps_text() const override;
+  std::string load_csv() const override;
 
  private:
   head() = default;
