@@ -86,7 +86,7 @@ struct board_snapshot {
   serving_settings settings;
   board_rebalance rebalance;
   std::shared_ptr<const placement_table> placement;  // of the epoch in force
-  std::shared_ptr<const recorded_load> load;  // null before the first window has ended
+  std::shared_ptr<const recorded_load> load;         // null before the first window has ended
 };
 
 class cluster_board {

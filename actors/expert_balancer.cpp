@@ -12,7 +12,7 @@ namespace troupe {
 
 namespace {
 
-constexpr auto tick_period_max = std::chrono::milliseconds(100);
+constexpr std::chrono::milliseconds tick_period_max(100);
 constexpr auto drop_again_after = std::chrono::seconds(2);
 // Of the recording; what is older is forgotten.
 constexpr size_t recorded_bytes_max = size_t{64} << 20U;
@@ -137,8 +137,9 @@ void expert_balancer_state::on_report(const replica_report& message) {
 
 void expert_balancer_state::on_tick() {
   const auto& settings = environment_.settings.rebalance;
-  const auto window = std::chrono::milliseconds(settings.window_ms);
-  self_->delayed_send(self_, std::min<std::chrono::milliseconds>(window, tick_period_max), tick{});
+  const std::chrono::milliseconds window(settings.window_ms);
+  const std::chrono::milliseconds heartbeat(environment_.settings.heartbeat_ms);
+  self_->delayed_send(self_, std::min({window, tick_period_max, heartbeat}), tick{});
   ++shown_.checks;
   if (!view_) return;
   give_up_late_moves();
@@ -297,7 +298,9 @@ void expert_balancer_state::on_plan(const plan_made& message) {
 // Sends whatever can be done now.
 void expert_balancer_state::carry_on() {
   if (!view_) return;
-  auto orders = execution_.next();
+  // Nodes tell what they have taken up with their heartbeats, so that more epochs than these would free nothing sooner.
+  const auto between_epochs = std::chrono::milliseconds(environment_.settings.heartbeat_ms);
+  auto orders = execution_.next(self_->clock().now() - published_ >= between_epochs);
   for (const auto& order : orders.loads) send_load(order);
   for (const auto& place : orders.drops) send_drop(place);
   if (orders.abandoned > 0) {
@@ -348,6 +351,7 @@ void expert_balancer_state::give_up_late_moves() {
 void expert_balancer_state::publish(placement_table table) {
   if (environment_.settings.selection == replica_selection::weighted) add_shares(table);
   active();
+  published_ = self_->clock().now();
   tell(view_->coordinator, publish_placement{view_->epoch, std::make_shared<const placement_table>(std::move(table))});
 }
 

@@ -87,6 +87,7 @@ class expert_balancer_state {
   time_point window_began_;
   time_point asked_;  // the policy, last
   time_point last_activity_;
+  time_point published_;    // a table, last
   uint64_t questions_ = 0;  // number of the newest
   std::vector<serving_node> asked_members_;
   bool solving_ = false;

@@ -39,8 +39,8 @@ result<drain_answer> ask(const drain_options& options) {
 int run_drain(const drain_options& options) {
   const auto answer = ask(options);
   if (!answer) return report(answer.failure());
-  std::fprintf(answer->accepted ? stdout : stderr, "%s%s\n", answer->accepted ? "" : "troupe: ",
-               answer->message.c_str());
+  std::fprintf(answer->accepted ? stdout : stderr, "%s%s\n",
+               answer->accepted ? "" : "troupe: ", answer->message.c_str());
   return answer->accepted ? 0 : exit_refused;
 }
 
@@ -48,7 +48,8 @@ int run_drain(const drain_options& options) {
 
 void add_drain(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<drain_options>();
-  auto* command = app.add_subcommand("drain", "Move everything away from a node of a running cluster; its process ends");
+  auto* command =
+      app.add_subcommand("drain", "Move everything away from a node of a running cluster; its process ends");
   command->add_option("--join", options->join, "HOST:PORT of the head, as `troupe serve` prints it")->required();
   command->add_option("--node", options->node, "Number of the node")->required()->check(CLI::Range(0, 255));
   command->add_option("--patience", options->patience_s, "Seconds to wait for the head")->capture_default_str();

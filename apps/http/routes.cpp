@@ -13,8 +13,8 @@ constexpr std::string_view model_prefix = "/v1/models/";
 bool is_post_path(std::string_view path) { return path == "/v1/chat/completions" || path == "/v1/completions"; }
 
 bool is_get_path(std::string_view path) {
-  return path == "/health" || path == "/metrics" || path == "/cluster" || path == "/steps" || path == "/load" || path == "/v1/models" ||
-         (path.starts_with(model_prefix) && path.size() > model_prefix.size());
+  return path == "/health" || path == "/metrics" || path == "/cluster" || path == "/steps" || path == "/load" ||
+         path == "/v1/models" || (path.starts_with(model_prefix) && path.size() > model_prefix.size());
 }
 
 bool is_authorized(std::string_view authorization, std::string_view api_key) {

@@ -127,12 +127,12 @@ void plan_execution::dropped(const replica_place& place) {
   if (found != held_.end() && found->second.what == state::dropping) held_.erase(found);
 }
 
-plan_execution::orders plan_execution::next() {
+plan_execution::orders plan_execution::next(bool may_publish) {
   orders out;
   if (epoch_ == 0) return out;
   order_loads(out);
   order_drops(out);
-  if (publishing_) return out;
+  if (publishing_ || !may_publish) return out;
   out.publish = next_table(false);
   if (!out.publish && held_.empty() && !(adds_.empty() && drops_.empty())) {
     // Full nodes wait for each other: one replica too few for a moment is better than none of the moves.

@@ -71,7 +71,8 @@ class plan_execution {
   void failed(const replica_place& place);
   void dropped(const replica_place& place);
 
-  orders next();
+  // `may_publish` false: what is ready waits, and goes with what else is ready by the next time.
+  orders next(bool may_publish = true);
 
   bool idle() const { return adds_.empty() && drops_.empty() && held_.empty(); }
   uint32_t moves_left() const { return static_cast<uint32_t>(adds_.size()); }
