@@ -100,9 +100,11 @@ void attention_shard_state::on_cancel(const cancel_sequence& message) {
 
 void attention_shard_state::on_placement(const sequence_placement& message) {
   if (message.shard != environment_.self) {
-    spdlog::error("shard {}.{}: the decode balancer moved a sequence to another shard, which needs separate roles",
-                  environment_.self.node.value, environment_.self.slot);
-    return;
+    // The token that was sampled here has gone to the API server before; the other shard replays it.
+    if (!batcher_->cancel(message.request, message.attempt)) return;
+    tell(view_->api_server, sequence_moved{message.request, message.attempt, message.shard});
+    tell(view_->prefill_balancer, sequence_ended{message.request, message.attempt, environment_.self});
+    return start_idle_steps();
   }
   if (batcher_->start_decoding(message.request, message.attempt)) start_idle_steps();
 }

@@ -11,6 +11,7 @@
 
 #include "actors/messages.hpp"
 #include "runtime/serving/settings.hpp"
+#include "runtime/serving/shard_load.hpp"
 
 namespace troupe {
 
@@ -40,6 +41,13 @@ struct board_requests {
   uint64_t running = 0;
   uint64_t prompt_tokens = 0;
   uint64_t completion_tokens = 0;
+};
+
+// What the prefill or the decode balancer does.
+struct board_balance {
+  uint64_t choices = 0;
+  uint64_t shards = 0;
+  shard_imbalance imbalance;  // now
 };
 
 // What the expert balancer does and has done.
@@ -85,6 +93,8 @@ struct board_snapshot {
   board_requests requests;
   serving_settings settings;
   board_rebalance rebalance;
+  board_balance prefill;
+  board_balance decode;
   std::shared_ptr<const placement_table> placement;  // of the epoch in force
   std::shared_ptr<const recorded_load> load;         // null before the first window has ended
 };

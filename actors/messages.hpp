@@ -151,6 +151,16 @@ struct sequence_placement {
     return f(m.request, m.attempt, m.shard);
   }
 };
+// To the API server: the decode balancer wants a sequence to go on at another shard, which computes it anew.
+struct sequence_moved {
+  request_id request;
+  uint32_t attempt = 0;
+  shard_ref shard;  // where to
+  template <class Inspector>
+  friend auto inspect(Inspector& f, sequence_moved& m) {
+    return f(m.request, m.attempt, m.shard);
+  }
+};
 // To both balancers: a sequence left the shard (finished, cancelled or failed).
 struct sequence_ended {
   request_id request;
@@ -510,6 +520,7 @@ CAF_ADD_TYPE_ID(troupe, (troupe::sequence_failed))
 // attention_shard <-> decode_balancer
 CAF_ADD_TYPE_ID(troupe, (troupe::place_sequence))
 CAF_ADD_TYPE_ID(troupe, (troupe::sequence_placement))
+CAF_ADD_TYPE_ID(troupe, (troupe::sequence_moved))
 CAF_ADD_TYPE_ID(troupe, (troupe::sequence_ended))
 // node <-> coordinator
 CAF_ADD_TYPE_ID(troupe, (troupe::join_request))

@@ -88,6 +88,27 @@ void add_rebalance_metrics(const board_rebalance& rebalance, prometheus::Registr
   gauge("troupe_rebalance_balance_after", "What the last plan promised", rebalance.balance_after);
 }
 
+// The objectives of a balancer of sequences: the most loaded shard over the mean.
+void add_balance_metrics(const std::string& balancer, const board_balance& balance, prometheus::Registry& registry) {
+  const auto gauge = [&](const std::string& name, const std::string& help, double number) {
+    prometheus::BuildGauge().Name("troupe_" + balancer + name).Help(help).Register(registry).Add({}).Set(number);
+  };
+  const bool prefill = balancer == "prefill";
+  prometheus::BuildCounter()
+      .Name("troupe_" + balancer + "_choices_total")
+      .Help("Shards chosen")
+      .Register(registry)
+      .Add({})
+      .Increment(static_cast<double>(balance.choices));
+  if (prefill)
+    gauge("_imbalance_attention", "Core-attention work of the most loaded shard over the mean",
+          balance.imbalance.attention_work);
+  gauge("_imbalance_tokens",
+        prefill ? "Input tokens of the most loaded shard over the mean" : "KV use of the fullest shard over the mean",
+        balance.imbalance.tokens);
+  gauge("_imbalance_requests", "Requests of the most loaded shard over the mean", balance.imbalance.requests);
+}
+
 std::string megabytes(uint64_t bytes) {
   const uint64_t tenths = bytes * 10 / 1'000'000;
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MB";
@@ -164,6 +185,8 @@ std::string render_cluster(const board_snapshot& board, const std::string& model
                         {"invariance", "on"},
                         {"selection", name(board.settings.selection)},
                         {"rebalance", rebalance_json(board.rebalance)},
+                        {"prefill_balancer", board.settings.prefill_balancer},
+                        {"decode_balancer", board.settings.decode_balancer},
                         {"nodes", nodes},
                         {"requests",
                          {{"accepted", requests.accepted},
@@ -255,6 +278,8 @@ std::string render_metrics(const board_snapshot& board) {
   for (const auto& node : board.nodes)
     live.Add({{"node", std::to_string(node.node)}}).Set(node.state == "live" || node.state == "draining" ? 1 : 0);
   add_rebalance_metrics(board.rebalance, registry);
+  add_balance_metrics("prefill", board.prefill, registry);
+  add_balance_metrics("decode", board.decode, registry);
   add_layer_metrics(board, registry);
   return prometheus::TextSerializer().Serialize(registry.Collect());
 }

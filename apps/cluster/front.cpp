@@ -15,8 +15,11 @@ front_actors spawn_front(caf::actor_system& system, api_server_environment api, 
                          placing_options placing) {
   front_actors front;
   front.board = std::make_shared<cluster_board>();
-  front.prefill_balancer = system.spawn(prefill_balancer, &choose_prefill_shard);
-  front.decode_balancer = system.spawn(decode_balancer, &stay_with_holder);
+  auto prefill = make_prefill_choice(coordination.settings.prefill_balancer);
+  auto decode = make_decode_choice(coordination.settings.decode_balancer);
+  TROUPE_CHECK(prefill && decode, "settings that were validated name balancers that there are");
+  front.prefill_balancer = system.spawn(prefill_balancer, *prefill, front.board);
+  front.decode_balancer = system.spawn(decode_balancer, *decode, front.board);
   const auto pointer = [](const auto& handle) { return caf::actor_cast<caf::strong_actor_ptr>(handle); };
   api.prefill_balancer = pointer(front.prefill_balancer);
   api.board = front.board;

@@ -62,6 +62,8 @@ void add_serving_keys(key_table& keys, head_config& config) {
   keys.add("redundant_replicas", settings.redundant_replicas);
   keys.add("nodes_max", settings.nodes_max);
   keys.add("placement", settings.placement);
+  keys.add("prefill_balancer", settings.prefill_balancer);
+  keys.add("decode_balancer", settings.decode_balancer);
   keys.add("rebalance", [&settings](const YAML::Node& node) { read_rebalance(node, settings.rebalance); });
   keys.add("selection", [&settings](const YAML::Node& node) {
     const auto selection = replica_selection_from_name(node.as<std::string>());

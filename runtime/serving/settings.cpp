@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/serving/shard_load.hpp"
+
 namespace troupe {
 
 namespace {
@@ -70,6 +72,8 @@ std::string serving_settings::to_json() const {
                         {"placement", placement},
                         {"selection", name(selection)},
                         {"rebalance", troupe::to_json(rebalance)},
+                        {"prefill_balancer", prefill_balancer},
+                        {"decode_balancer", decode_balancer},
                         {"schedule", to_yaml(schedule)},
                         {"rows_max", rows_max},
                         {"chunk", chunk},
@@ -108,6 +112,8 @@ result<serving_settings> parse_settings(std::string_view json) {
     auto rebalance = parse_rebalance_settings(document.at("rebalance").get<std::string>());
     if (!rebalance) return rebalance.failure();
     settings.rebalance = *std::move(rebalance);
+    document.at("prefill_balancer").get_to(settings.prefill_balancer);
+    document.at("decode_balancer").get_to(settings.decode_balancer);
     auto schedule = parse_schedule(document.at("schedule").get<std::string>());
     if (!schedule) return schedule.failure();
     settings.schedule = *std::move(schedule);
@@ -160,6 +166,8 @@ result<void> validate(const serving_settings& settings) {
                  "combine may be f32 or bf16: expert outputs in fp8 would lose what the sum over experts needs"};
   if (auto valid = validate_transports(settings.transports); !valid) return valid;
   if (auto valid = validate(settings.rebalance); !valid) return valid;
+  if (auto choice = make_prefill_choice(settings.prefill_balancer); !choice) return choice.failure();
+  if (auto choice = make_decode_choice(settings.decode_balancer); !choice) return choice.failure();
   return validate(settings.links, settings.nodes_limit());
 }
 

@@ -30,6 +30,8 @@ struct serving_settings {
   std::string placement = "linear";                        // where experts are at the start
   replica_selection selection = replica_selection::first;  // which replica serves a row
   rebalance_settings rebalance;
+  std::string prefill_balancer = "published";
+  std::string decode_balancer = "stay";
   troupe::schedule schedule;             // how a shard's batch is cut into micro-batches that take turns
   uint32_t rows_max = 256;               // rows of a micro-batch
   uint32_t chunk = 128;                  // prompt rows a sequence contributes to a micro-batch at most
