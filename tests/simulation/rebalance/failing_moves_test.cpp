@@ -20,11 +20,11 @@ expert_map everything_on(const placement_input& input, uint16_t device) {
   return map;
 }
 
-// Serves a load for half a second, and ends at rest with equal streams.
+// Serves a load for a third of a second, and ends at rest with equal streams.
 board_snapshot serve(simulated_cluster& cluster) {
   REQUIRE(cluster.start());
   drifting_load load{cluster, 8};
-  for (uint32_t i = 0; i < 50; ++i) {
+  for (uint32_t i = 0; i < 35; ++i) {
     load.keep_up(i / 10);
     cluster.run_for(milliseconds(10));
   }
