@@ -171,13 +171,15 @@ void expert_balancer_state::end_window() {
 }
 
 // Experts must move, whatever the period: a node drains, has none, or took the last replica of one along.
-std::string expert_balancer_state::urgent_reason() const {
+// A policy that leaves a node without any is not asked again for that alone.
+std::string expert_balancer_state::urgent_reason(bool members_changed) const {
   const auto& table = view_->placement;
   const bool has_policy = static_cast<bool>(environment_.policy);
   for (const auto& member : members_) {
     const bool holds = std::find(table.nodes.begin(), table.nodes.end(), member.node) != table.nodes.end();
     if (member.draining && holds) return "node " + std::to_string(member.node) + " drains";
-    if (!member.draining && !holds && has_policy) return "node " + std::to_string(member.node) + " has no experts";
+    if (!member.draining && !holds && has_policy && members_changed)
+      return "node " + std::to_string(member.node) + " has no experts";
   }
   if (!has_policy) return {};
   for (uint32_t layer = 0; layer < table.layers; ++layer)
@@ -204,8 +206,8 @@ std::string expert_balancer_state::ordinary_reason() const {
 // At once when the members are others than those that the policy was last asked about; else when nothing of the
 // last plan is under way.
 void expert_balancer_state::consider() {
-  if (const auto urgent = urgent_reason(); !urgent.empty()) {
-    const bool changed = asked_members_ != members_;
+  const bool changed = asked_members_ != members_;
+  if (const auto urgent = urgent_reason(changed); !urgent.empty()) {
     const auto window = std::chrono::milliseconds(environment_.settings.rebalance.window_ms);
     const bool again = !solving_ && execution_.idle() && self_->clock().now() - asked_ >= window;
     if (changed || again) ask_policy(urgent);

@@ -61,7 +61,7 @@ class expert_balancer_state {
   void end_window();
   void consider();
   // Why the policy is to be asked; empty: it is not.
-  std::string urgent_reason() const;
+  std::string urgent_reason(bool members_changed) const;
   std::string ordinary_reason() const;
   void ask_policy(const std::string& why);
   void carry_on();

@@ -86,4 +86,50 @@ TEST_CASE("an answer finds its dispatch once, and entries are reused") {
   CHECK(ledger.entries().size() == 1);
 }
 
+TEST_CASE("which replica serves a row depends on the selection, and on nothing but the row's own key") {
+  auto table = table_of(4);  // expert 0: nodes 0 and 1
+  const std::vector<live_node> live{{0, 1}, {1, 2}, {2, 3}, {3, 4}};
+  const auto rows_at_node_1 = [&](uint16_t own, replica_selection selection) {
+    replica_router router;
+    router.update(table, live, own, selection);
+    int rows = 0;
+    for (int position = 0; position < 1000; ++position) {
+      const uint64_t key = row_key(request_id{7}, position, 0, 0);
+      const auto node = router.serves(0, 0, key);
+      REQUIRE(node == router.serves(0, 0, key));
+      rows += node == uint16_t{1} ? 1 : 0;
+    }
+    return rows;
+  };
+  CHECK(rows_at_node_1(3, replica_selection::first) == 0);
+  CHECK(rows_at_node_1(1, replica_selection::first) == 1000);
+  CHECK(rows_at_node_1(1, replica_selection::nearest) == 1000);
+  for (const auto selection : {replica_selection::nearest, replica_selection::even, replica_selection::weighted}) {
+    CHECK(rows_at_node_1(3, selection) > 400);  // both are alike from there
+    CHECK(rows_at_node_1(3, selection) < 600);
+  }
+  table.shares.assign(table.nodes.size(), 0);
+  table.shares[0] = 6554;  // of expert 0 at node 0: a tenth
+  table.shares[1] = 58981;
+  CHECK(rows_at_node_1(3, replica_selection::weighted) > 850);
+  CHECK(rows_at_node_1(3, replica_selection::weighted) < 950);
+  CHECK(rows_at_node_1(0, replica_selection::weighted) > 850);  // also against its own
+}
+
+TEST_CASE("an epoch is taken up when no answer is awaited under an older one") {
+  replica_router router;
+  const std::vector<live_node> live{{0, 1}, {1, 2}};
+  router.update(table_of(2), live, 0, replica_selection::first);
+  dispatch_ledger ledger;
+  std::vector<owed_pair> stranded;
+  ledger.open(0, 1, 0, all_pairs(), equal_keys(), router, std::nullopt, 0, {}, stranded);
+  CHECK(ledger.oldest_epoch(9) == 9);  // nothing has been sent
+  auto& entry = ledger.entries().front();
+  entry.sent = true;
+  entry.epoch = 4;
+  CHECK(ledger.oldest_epoch(9) == 4);
+  ledger.close(entry);
+  CHECK(ledger.oldest_epoch(9) == 9);
+}
+
 }  // namespace troupe
