@@ -63,13 +63,13 @@ std::shared_ptr<loaded_weights> load_all(const std::string& directory, std::shar
 
 live_seams::~live_seams() {
   close();
-  behind_.reset();
   if (loader_.joinable()) loader_.join();
 }
 
 void live_seams::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
+  behind_.reset();  // its jobs hold handles of actors, which end next
   if (saboteur_.joinable()) {
     saboteur_.request_stop();
     saboteur_.join();
