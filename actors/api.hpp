@@ -71,6 +71,7 @@ class api_backend {
   virtual std::string cluster_json() const = 0;  // the /cluster document
   virtual std::string metrics_text() const = 0;  // Prometheus exposition format
   virtual std::string steps_text() const = 0;    // the /steps document: where the time of steps goes
+  virtual std::string load_csv() const = 0;      // the /load document: rows of each expert, window by window
 };
 
 }  // namespace troupe

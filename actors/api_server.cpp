@@ -28,6 +28,7 @@ api_server_actor::behavior_type api_server_state::start(api_server_actor::statef
       [this](const prompt_route& message) { on_route(message); },
       [this](const tokens_emitted& message) { on_tokens(message); },
       [this](const sequence_failed& message) { on_failed(message); },
+      [this](const sequence_moved& message) { on_moved(message); },
       [this](const view_ptr& view) { on_view(view); },
       [this](const tick&) {
         self_->delayed_send(self_, route_period, tick{});
@@ -129,8 +130,12 @@ void api_server_state::on_route(const prompt_route& message) {
   auto& record = known->second;
   if (record.attempt != message.attempt || record.shard) return;
   const auto handle = message.found ? shard_handle(message.shard) : nullptr;
-  if (!handle) return;  // routed again soon
-  record.shard = message.shard;
+  if (!handle || !view_->serves(message.shard)) return;  // routed again soon
+  start_at(record, message.shard, handle);
+}
+
+void api_server_state::start_at(request_record& record, const shard_ref& shard, const caf::strong_actor_ptr& handle) {
+  record.shard = shard;
   const auto& asked = *record.asked;
   tell(handle, start_sequence{record.id, record.attempt, record.tokens, record.prompt_tokens, record.max_tokens,
                               record.seed, std::bit_cast<uint32_t>(asked.temperature),
@@ -198,6 +203,23 @@ void api_server_state::on_failed(const sequence_failed& message) {
   requests_.erase(known);
 }
 
+// The old shard has let it go; the new one replays what there is.
+void api_server_state::on_moved(const sequence_moved& message) {
+  const auto known = requests_.find(message.request);
+  if (known == requests_.end()) {
+    // It was cancelled meanwhile: the balancer's charge goes back.
+    if (view_) tell(view_->decode_balancer, sequence_ended{message.request, message.attempt + 1, message.shard});
+    return;
+  }
+  if (known->second.attempt != message.attempt || !known->second.shard) return;
+  auto& record = known->second;
+  ++record.attempt;
+  record.shard.reset();
+  const auto handle = shard_handle(message.shard);
+  if (!handle || !view_->serves(message.shard)) return route(record);
+  start_at(record, message.shard, handle);
+}
+
 void api_server_state::on_cancel(const cancel_generation& message) {
   const auto ticket = tickets_.find(message.ticket);
   if (ticket == tickets_.end()) return;
@@ -211,8 +233,9 @@ void api_server_state::on_cancel(const cancel_generation& message) {
 void api_server_state::on_view(const view_ptr& view) {
   view_ = view;
   for (auto& [id, record] : requests_) {
-    if (record.shard && view->has(*record.shard)) continue;
+    if (record.shard && view->serves(*record.shard)) continue;
     if (record.shard) {
+      release(record);  // a shard that drains is still there
       ++record.attempt;
       environment_.board->write([](board_snapshot& board) { ++board.requests.resumed; });
       spdlog::info("request {} resumes on another shard at token {}", id.value, record.committed());

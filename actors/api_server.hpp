@@ -23,8 +23,8 @@ namespace troupe {
 
 using api_server_actor =
     caf::typed_actor<caf::reacts_to<submit_generation>, caf::reacts_to<cancel_generation>, caf::reacts_to<prompt_route>,
-                     caf::reacts_to<tokens_emitted>, caf::reacts_to<sequence_failed>, caf::reacts_to<view_ptr>,
-                     caf::reacts_to<tick>>;
+                     caf::reacts_to<tokens_emitted>, caf::reacts_to<sequence_failed>, caf::reacts_to<sequence_moved>,
+                     caf::reacts_to<view_ptr>, caf::reacts_to<tick>>;
 
 struct api_server_environment {
   std::shared_ptr<const model_config> config;
@@ -69,6 +69,7 @@ class api_server_state {
   void on_route(const prompt_route& message);
   void on_tokens(const tokens_emitted& message);
   void on_failed(const sequence_failed& message);
+  void on_moved(const sequence_moved& message);
   void on_view(const view_ptr& view);
 
   result<request_record> accept(const submit_generation& message);
@@ -78,6 +79,7 @@ class api_server_state {
   bool commit(request_record& record, const emitted_token& token);
   void finish(request_record& record, finish_reason reason);
   void release(const request_record& record);
+  void start_at(request_record& record, const shard_ref& shard, const caf::strong_actor_ptr& handle);
   caf::strong_actor_ptr shard_handle(const shard_ref& shard) const;
 
   api_server_actor::stateful_pointer<api_server_state> self_ = nullptr;

@@ -100,9 +100,11 @@ void attention_shard_state::on_cancel(const cancel_sequence& message) {
 
 void attention_shard_state::on_placement(const sequence_placement& message) {
   if (message.shard != environment_.self) {
-    spdlog::error("shard {}.{}: the decode balancer moved a sequence to another shard, which needs separate roles",
-                  environment_.self.node.value, environment_.self.slot);
-    return;
+    // The token that was sampled here has gone to the API server before; the other shard replays it.
+    if (!batcher_->cancel(message.request, message.attempt)) return;
+    tell(view_->api_server, sequence_moved{message.request, message.attempt, message.shard});
+    tell(view_->prefill_balancer, sequence_ended{message.request, message.attempt, environment_.self});
+    return start_idle_steps();
   }
   if (batcher_->start_decoding(message.request, message.attempt)) start_idle_steps();
 }
@@ -112,15 +114,20 @@ void attention_shard_state::on_view(const view_ptr& view) {
   view_ = view;
   std::vector<live_node> live;
   for (const auto& member : view->members) live.push_back({member.node.value, member.incarnation.value});
-  router_.update(view->placement, live, environment_.self.node.value);
+  router_.update(view->placement, live, environment_.self.node.value, environment_.settings.selection);
   // What was asked of a node that is gone is asked of another replica.
   for (size_t i = 0; i < ledger_.entries().size(); ++i) {
     auto& entry = ledger_.entries()[i];
     if (entry.id == 0) continue;
     const auto incarnation = router_.incarnation(entry.to.node);
-    if (incarnation && *incarnation == entry.to.incarnation) continue;
+    const bool gone = !incarnation || *incarnation != entry.to.incarnation;
+    // What has not gone out yet goes by the new table.
+    const bool moved = !entry.sent && std::any_of(entry.pairs.begin(), entry.pairs.end(), [&](const owed_pair& pair) {
+      return !router_.holds(entry.layer, pair.expert, entry.to.node);
+    });
+    if (!gone && !moved) continue;
     const uint32_t step_index = entry.step_index;
-    const uint32_t attempt = entry.attempt + 1;
+    const uint32_t attempt = entry.attempt + (gone ? 1 : 0);
     const auto pairs = entry.pairs;
     ledger_.close(entry);
     dispatch_pairs(step_index, pairs, std::nullopt, attempt);
@@ -262,8 +269,13 @@ void attention_shard_state::dispatch_pairs(uint32_t step_index, std::span<const 
                                            std::optional<uint16_t> avoid, uint32_t attempt) {
   auto& step = *steps_[step_index];
   std::vector<owed_pair> stranded;
-  ledger_.open(step_index, step.number(), static_cast<uint32_t>(step.layer()), pairs, router_, avoid, attempt, now(),
-               stranded);
+  const auto layer = static_cast<uint32_t>(step.layer());
+  keys_.clear();
+  for (const auto& pair : pairs) {
+    const auto& row = step.batch()[pair.row];
+    keys_.push_back(row_key(row.owner->request, row.position, layer, pair.expert));
+  }
+  ledger_.open(step_index, step.number(), layer, pairs, keys_, router_, avoid, attempt, now(), stranded);
   if (!stranded.empty()) stranded_.push_back({step_index, step.number(), std::move(stranded), now()});
 }
 
@@ -323,6 +335,7 @@ void attention_shard_state::send(outstanding_dispatch& entry) {
   if (!sent && sent.failure().code == errc::exhausted) return;
   // A peer that cannot be reached is as good as silent: the next view or the deadline decides.
   entry.sent = true;
+  entry.epoch = view_->epoch.value;
   entry.bytes = bytes + sizeof(micro_batch_header);
   entry.since = now();
   ledger_.count_sent(entry);
@@ -455,7 +468,8 @@ void attention_shard_state::end_sequence(request_id request, uint32_t attempt) {
 void attention_shard_state::report() {
   shard_report message;
   message.slot = environment_.self.slot;
-  message.epoch = view_->epoch;
+  // An epoch is taken up when no answer is awaited under an older one: then old replicas may go.
+  message.epoch = epoch_id{ledger_.oldest_epoch(view_->epoch.value)};
   message.counters.steps = steps_started_;
   message.counters.tokens = tokens_;
   message.counters.sequences = batcher_->size();

@@ -102,6 +102,7 @@ class attention_shard_state {
   view_ptr view_;
   std::vector<stranded_pairs> stranded_;
   std::vector<owed_pair> pairs_;       // working list, reused
+  std::vector<uint64_t> keys_;         // of the pairs to be dispatched; working list, reused
   std::vector<uint16_t> payload_row_;  // row of the micro-batch -> row of a payload, reused
   bool cutting_anew_ = false;          // no step starts until all have ended
   bool starting_ = false;              // a `start_steps` is on its way

@@ -8,7 +8,7 @@ void shard_table::update(const cluster_view& view) {
   shards_.clear();
   handles_.clear();
   for (const auto& member : view.members)
-    for (uint16_t i = 0; i < member.shards.size(); ++i) {
+    for (uint16_t i = 0; i < member.shards.size() && !member.draining; ++i) {
       shards_.push_back({member.node, member.incarnation, static_cast<uint16_t>(1 + i)});
       handles_.push_back(member.shards[i]);
     }
@@ -51,43 +51,71 @@ void shard_table::add(const charged& entry, int sign) {
   change(load.attention_work, attention_work(entry.tokens));
 }
 
+std::optional<size_t> shard_table::charged_to(request_id request) const {
+  const auto known = requests_.find(request);
+  return known == requests_.end() ? std::nullopt : index(known->second.shard);
+}
+
 prefill_balancer_actor::behavior_type prefill_balancer(
-    prefill_balancer_actor::stateful_pointer<prefill_balancer_state> self, prefill_choice choose) {
+    prefill_balancer_actor::stateful_pointer<prefill_balancer_state> self, prefill_choice choose,
+    std::shared_ptr<cluster_board> board) {
+  const auto show = [self, board] {
+    board->write([&](board_snapshot& shown) { shown.prefill = self->state.balance(); });
+  };
   return {
-      [self, choose](const route_prompt& message) {
+      [self, choose, show](const route_prompt& message) {
         auto& state = self->state;
         if (!state.view) return;
         prompt_route answer{message.request, message.attempt, false, {}};
-        if (const auto chosen = choose(state.table.loads(), message.prompt_tokens)) {
+        if (!state.table.empty()) {
+          const size_t chosen = choose(state.table.loads(), message.prompt_tokens, state.turns++);
           answer.found = true;
-          answer.shard = state.table.shards()[*chosen];
-          state.table.charge(message.request, message.attempt, *chosen, message.prompt_tokens);
+          answer.shard = state.table.shards()[chosen];
+          state.table.charge(message.request, message.attempt, chosen, message.prompt_tokens);
         }
         tell(state.view->api_server, answer);
+        show();
       },
-      [self](const sequence_ended& message) { self->state.table.release(message.request, message.attempt); },
-      [self](const view_ptr& view) {
+      [self, show](const sequence_ended& message) {
+        self->state.table.release(message.request, message.attempt);
+        show();
+      },
+      [self, show](const view_ptr& view) {
         self->state.view = view;
         self->state.table.update(*view);
+        show();
       },
   };
 }
 
 decode_balancer_actor::behavior_type decode_balancer(
-    decode_balancer_actor::stateful_pointer<decode_balancer_state> self, decode_choice choose) {
+    decode_balancer_actor::stateful_pointer<decode_balancer_state> self, decode_choice choose,
+    std::shared_ptr<cluster_board> board) {
+  const auto show = [self, board] {
+    board->write([&](board_snapshot& shown) { shown.decode = self->state.balance(); });
+  };
   return {
-      [self, choose](const place_sequence& message) {
-        auto& table = self->state.table;
+      [self, choose, show](const place_sequence& message) {
+        auto& state = self->state;
+        auto& table = state.table;
         const auto holder = table.index(message.holder);
         if (!holder) return;  // that shard is gone; the API server resumes its sequences elsewhere
-        const size_t chosen = choose(*holder, table.loads());
-        table.charge(message.request, message.attempt, chosen, message.kv_tokens);
+        // A sequence that was sent to this shard is here to stay.
+        const bool arrived = table.charged_to(message.request) == holder;
+        const size_t chosen = arrived ? *holder : choose(*holder, table.loads(), state.turns++);
+        // Where it moves it is another attempt.
+        table.charge(message.request, message.attempt + (chosen == *holder ? 0 : 1), chosen, message.kv_tokens);
         tell(table.handle(*holder), sequence_placement{message.request, message.attempt, table.shards()[chosen]});
+        show();
       },
-      [self](const sequence_ended& message) { self->state.table.release(message.request, message.attempt); },
-      [self](const view_ptr& view) {
+      [self, show](const sequence_ended& message) {
+        self->state.table.release(message.request, message.attempt);
+        show();
+      },
+      [self, show](const view_ptr& view) {
         self->state.view = view;
         self->state.table.update(*view);
+        show();
       },
   };
 }

@@ -1,13 +1,15 @@
 // prefill_balancer and decode_balancer: one each a cluster.
 //
 // They answer from a table of what each shard has been given and not yet finished; the choice is a pure
-// function (runtime/serving/shard_load.hpp). A shard that leaves the view takes its load with it.
-// While every shard has both roles, the decode balancer leaves a sequence where its KV is.
+// function (runtime/serving/shard_load.hpp). A shard that leaves the view takes its load with it. Each tells the
+// board how far from level its shards are. While every shard has both roles, a decode balancer that chooses
+// another shard than the one that holds the KV has the sequence replayed there, once; by default it stays.
 #pragma once
 
 #include <map>
 #include <vector>
 
+#include "actors/cluster_board.hpp"
 #include "actors/messages.hpp"
 #include "runtime/serving/shard_load.hpp"
 
@@ -30,6 +32,8 @@ class shard_table {
 
   // Charges a request to a shard, instead of an older attempt of it.
   void charge(request_id request, uint32_t attempt, size_t index, uint32_t tokens);
+  // Where a request was charged last.
+  std::optional<size_t> charged_to(request_id request) const;
   // Frees what that attempt holds; unknown ones are ignored.
   void release(request_id request, uint32_t attempt);
 
@@ -50,6 +54,9 @@ class shard_table {
 struct balancer_state {
   shard_table table;
   view_ptr view;
+  uint64_t turns = 0;  // choices made
+
+  board_balance balance() const { return {turns, table.shards().size(), imbalance_of(table.loads())}; }
 };
 
 struct prefill_balancer_state : balancer_state {
@@ -59,10 +66,12 @@ struct decode_balancer_state : balancer_state {
   static constexpr const char* name = "decode_balancer";
 };
 
-// `choose` is the balancer's policy.
+// `choose` is the balancer's policy; `board` hears of every change.
 prefill_balancer_actor::behavior_type prefill_balancer(
-    prefill_balancer_actor::stateful_pointer<prefill_balancer_state> self, prefill_choice choose);
+    prefill_balancer_actor::stateful_pointer<prefill_balancer_state> self, prefill_choice choose,
+    std::shared_ptr<cluster_board> board);
 decode_balancer_actor::behavior_type decode_balancer(
-    decode_balancer_actor::stateful_pointer<decode_balancer_state> self, decode_choice choose);
+    decode_balancer_actor::stateful_pointer<decode_balancer_state> self, decode_choice choose,
+    std::shared_ptr<cluster_board> board);
 
 }  // namespace troupe

@@ -18,7 +18,7 @@ coordinator_actor::behavior_type coordinator_state::start(coordinator_actor::sta
                                                           coordinator_environment environment) {
   self_ = self;
   environment_ = std::move(environment);
-  slots_.resize(environment_.settings.nodes);
+  slots_.resize(environment_.settings.nodes_limit());
   profile_known_ = !environment_.choose_profile;
   self->set_down_handler([this](const caf::down_msg& message) { on_down(message); });
   last_tick_ = self->clock().now();
@@ -33,6 +33,8 @@ coordinator_actor::behavior_type coordinator_state::start(coordinator_actor::sta
       },
       [this](const heartbeat& message) { on_heartbeat(message); },
       [this](const node_account& message) { on_account(message); },
+      [this](const publish_placement& message) { on_publish(message); },
+      [this](const drain_request& message) { on_drain(message); },
       [this](const tick&) { on_tick(); },
   };
 }
@@ -41,8 +43,11 @@ std::optional<uint16_t> coordinator_state::slot_for(const join_request& message)
   if (message.wanted_node >= 0) return static_cast<uint16_t>(message.wanted_node);
   for (uint16_t node = 0; node < slots_.size(); ++node)
     if (slots_[node].state != phase::empty && slots_[node].request.process_token == message.process_token) return node;
-  for (uint16_t node = 0; node < slots_.size(); ++node)
-    if (slots_[node].state == phase::empty) return node;
+  // Whoever joins a formed cluster without a number takes a new one before that of a node that may come back.
+  const auto first = static_cast<uint16_t>(formed_ ? environment_.settings.nodes : 0);
+  for (size_t i = 0; i < slots_.size(); ++i)
+    if (const auto node = static_cast<uint16_t>((first + i) % slots_.size()); slots_[node].state == phase::empty)
+      return node;
   return std::nullopt;
 }
 
@@ -59,7 +64,7 @@ void coordinator_state::on_join(const join_request& message) {
   const auto chosen = slot_for(message);
   if (!chosen)
     return refuse(message, "all " + std::to_string(slots_.size()) +
-                               " nodes of this cluster are here; raise `nodes` in the head's configuration");
+                               " nodes of this cluster are here; raise `nodes_max` in the head's configuration");
   const uint16_t node = *chosen;
   if (profile_known_ && (message.profiles >> static_cast<unsigned>(environment_.settings.profile) & 1U) == 0)
     return refuse(message, "this machine cannot run numeric profile " +
@@ -84,9 +89,9 @@ void coordinator_state::on_join(const join_request& message) {
 // Waits until every node has asked, then takes the best profile that all have.
 void coordinator_state::choose_profile() {
   uint8_t common = 0xff;
-  for (const auto& place : slots_) {
-    if (place.state == phase::empty) return;
-    common &= place.request.profiles;
+  for (uint16_t node = 0; node < environment_.settings.nodes; ++node) {
+    if (slots_[node].state == phase::empty) return;
+    common &= slots_[node].request.profiles;
   }
   auto& settings = environment_.settings;
   const bool amx = (common >> static_cast<unsigned>(kernels::profile::amx_bf16) & 1U) != 0;
@@ -105,7 +110,7 @@ placement_request coordinator_state::placement_question() const {
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) question.moe_layers.push_back(config.is_moe(layer));
   question.experts = static_cast<uint32_t>(config.n_routed_experts);
   question.redundant_replicas = environment_.settings.redundant_replicas;
-  for (uint16_t node = 0; node < slots_.size(); ++node) question.nodes.push_back({node, 0, true});
+  for (uint16_t node = 0; node < environment_.settings.nodes; ++node) question.nodes.push_back({node, 0, true});
   return question;
 }
 
@@ -150,7 +155,66 @@ void coordinator_state::on_heartbeat(const heartbeat& message) {
   place.last_heard = self_->clock().now();
   place.acknowledged = message.epoch;
   place.counters = message.counters;
+  tell_acknowledged();
+  release_drained();
   show();
+}
+
+// A table of the expert balancer's, made from the view of epoch `base`.
+void coordinator_state::on_publish(const publish_placement& message) {
+  if (message.base != epoch_) return;
+  placement_ = *message.table;
+  publish();
+}
+
+// The oldest epoch that a live node may still send dispatches under; one that has acknowledged none counts.
+void coordinator_state::tell_acknowledged() {
+  epoch_id oldest = epoch_;
+  for (const auto& place : slots_)
+    if (place.state == phase::live) oldest = std::min(oldest, place.acknowledged);
+  if (oldest <= acknowledged_) return;
+  acknowledged_ = oldest;
+  tell(environment_.expert_balancer, epoch_acknowledged{oldest});
+}
+
+void coordinator_state::on_drain(const drain_request& message) {
+  const auto answer = [&](bool accepted, const std::string& sentence) {
+    spdlog::info("drain: {}", sentence);
+    tell(message.asker, drain_answer{accepted, sentence});
+  };
+  const uint16_t node = message.node.value;
+  const auto text = "node " + std::to_string(node);
+  if (node >= slots_.size() || slots_[node].state != phase::live || !formed_)
+    return answer(false, text + " is not live, so there is nothing to drain");
+  if (node == 0) return answer(false, "node 0 is the head's own; end `troupe serve` instead");
+  auto& place = slots_[node];
+  if (place.draining) return answer(true, text + " is being drained already");
+  const auto others = std::count_if(slots_.begin(), slots_.end(), [&](const slot& one) {
+    return &one != &place && one.state == phase::live && !one.draining;
+  });
+  if (others == 0) return answer(false, text + " is the last one that serves");
+  place.draining = true;
+  publish();
+  place.draining_since = epoch_;
+  answer(true, text + " is being drained; its process ends when it holds nothing any more");
+}
+
+// A node that drains goes when no table names it, nobody waits for it, and it has nothing left.
+void coordinator_state::release_drained() {
+  for (uint16_t node = 0; node < slots_.size(); ++node) {
+    auto& place = slots_[node];
+    if (place.state != phase::live || !place.draining || acknowledged_ != epoch_ ||
+        place.acknowledged < place.draining_since || place.counters.sequences > 0 || place.counters.replicas > 0 ||
+        std::find(placement_.nodes.begin(), placement_.nodes.end(), node) != placement_.nodes.end())
+      continue;
+    spdlog::info("node {} has been drained", node);
+    if (environment_.on_released) environment_.on_released(node_id{node});
+    self_->demonitor(caf::actor_cast<caf::actor>(place.handle));
+    tell(place.handle, node_released{node_id{node}, place.incarnation});
+    place = slot{};
+    publish();
+    return;  // others, when this epoch has been acknowledged
+  }
 }
 
 void coordinator_state::on_account(const node_account& message) {
@@ -206,8 +270,8 @@ void coordinator_state::declare_dead(uint16_t node, const std::string& reason) {
 }
 
 void coordinator_state::publish() {
-  const bool all_live =
-      std::all_of(slots_.begin(), slots_.end(), [](const slot& place) { return place.state == phase::live; });
+  const bool all_live = std::all_of(slots_.begin(), slots_.begin() + environment_.settings.nodes,
+                                    [](const slot& place) { return place.state == phase::live; });
   if (!formed_ && !all_live) {
     show();
     return;
@@ -217,23 +281,31 @@ void coordinator_state::publish() {
   view.epoch = epoch_;
   view.oldest_epoch = epoch_;
   view.placement = placement_;
+  published_ = std::make_shared<const placement_table>(placement_);
   for (uint16_t node = 0; node < slots_.size(); ++node) {
     const auto& place = slots_[node];
     if (place.state != phase::live) continue;
-    view.members.push_back({node_id{node}, place.incarnation, place.ready.wire_address, place.ready.shards});
+    view.members.push_back(
+        {node_id{node}, place.incarnation, place.ready.wire_address, place.draining, place.handle, place.ready.shards});
     // A node that has acknowledged nothing yet has sent no dispatch either.
     if (place.acknowledged != epoch_id{}) view.oldest_epoch = std::min(view.oldest_epoch, place.acknowledged);
   }
   view.api_server = environment_.api_server;
   view.prefill_balancer = environment_.prefill_balancer;
   view.decode_balancer = environment_.decode_balancer;
+  view.expert_balancer = environment_.expert_balancer;
   // The head binds shard handles to its links; each node does so for the front actors' handles.
   auto local = std::make_shared<cluster_view>(view);
   for (auto& member : local->members)
     for (auto& shard : member.shards) shard = environment_.bind(member.node, shard);
-  for (const auto& front : {view.api_server, view.prefill_balancer, view.decode_balancer}) tell(front, view_ptr(local));
+  local->coordinator = caf::actor_cast<caf::strong_actor_ptr>(self_);
+  for (const auto& front : {view.api_server, view.prefill_balancer, view.decode_balancer, view.expert_balancer})
+    tell(front, view_ptr(local));
   // Nodes talk to each other over the wire only; they get no handles to each other's actors.
-  for (auto& member : view.members) member.shards.clear();
+  for (auto& member : view.members) {
+    member.shards.clear();
+    member.handle = nullptr;
+  }
   for (const auto& place : slots_)
     if (place.state == phase::live) tell(place.handle, view);
   show();
@@ -245,13 +317,16 @@ void coordinator_state::show() {
     board.epoch = epoch_.value;
     board.serving = epoch_.value > 0;
     board.settings = environment_.settings;
+    board.placement = published_;
     board.nodes.clear();
-    for (uint16_t node = 0; node < slots_.size(); ++node) {
+    size_t shown = slots_.size();  // numbers for nodes that may join are not
+    while (shown > environment_.settings.nodes && slots_[shown - 1].state == phase::empty) --shown;
+    for (uint16_t node = 0; node < shown; ++node) {
       const auto& place = slots_[node];
       static constexpr const char* states[] = {"waiting", "joining", "loading", "live"};
-      board.nodes.push_back({node, states[static_cast<size_t>(place.state)], place.incarnation.value,
-                             place.request.host, place.request.process, place.ready.device, place.ready.threads,
-                             static_cast<uint32_t>(place.ready.shards.size()), place.ready.experts,
+      board.nodes.push_back({node, place.draining ? "draining" : states[static_cast<size_t>(place.state)],
+                             place.incarnation.value, place.request.host, place.request.process, place.ready.device,
+                             place.ready.threads, static_cast<uint32_t>(place.ready.shards.size()), place.ready.experts,
                              place.ready.weight_bytes, place.ready.kv_bytes, place.counters, place.schedule,
                              place.layers});
     }

@@ -10,6 +10,7 @@ namespace troupe {
 namespace {
 
 constexpr auto tick_period = std::chrono::milliseconds(20);
+constexpr uint64_t ticks_per_load = 5;  // how often the rows of each expert are told
 
 }  // namespace
 
@@ -23,12 +24,10 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
   experts_.resize(static_cast<size_t>(config.num_hidden_layers) * experts);
   hosted_.resize(experts_.size(), false);
   counts_.resize(experts);
-  for (auto& hosted : environment_.experts) {
-    const size_t at = hosted.layer * experts + hosted.expert;
-    experts_[at] = self->spawn<caf::linked>(
-        expert, expert_environment{hosted.layer, hosted.expert, std::move(hosted.weights), environment_.compute});
-    hosted_[at] = true;
-  }
+  weights_.resize(experts_.size());
+  rows_by_expert_.resize(experts_.size());
+  for (auto& hosted : environment_.experts) host(hosted.layer, hosted.expert, std::move(hosted.weights));
+  environment_.experts.clear();
   // The answer to a raw pointer in flight is a handle that keeps this actor alive.
   environment_.data_plane->attach(
       slot, [address = address_, compute = environment_.compute, node = environment_.node.value](micro_batch message) {
@@ -43,12 +42,21 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
         epoch_ = view->epoch;
         oldest_epoch_ = view->oldest_epoch;
       },
+      [this](const load_replica& message) { on_load(message); },
+      [this](const drop_replica& message) { on_drop(message); },
+      [this](const fetch_on& message) { on_fetch(message); },
+      [this](const replica_loaded& message) { on_loaded(message); },
       [this](const tick&) {
         self_->delayed_send(self_, tick_period, tick{});
         send_unsent();
         serve_waiting();
+        look_after_arrivals();
         host_report report;
         report.counters.rows_received = rows_received_;
+        report.counters.replicas = replicas_;
+        report.counters.replica_bytes = replica_bytes_;
+        report.counters.dispatches_refused = refused_;
+        if (++ticks_ % ticks_per_load == 0) report.rows = std::make_shared<std::vector<uint64_t>>(rows_by_expert_);
         caf::anon_send(environment_.owner, report);
       },
   };
@@ -57,6 +65,7 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
 void expert_host_state::completed(dispatch_work& work) { caf::anon_send(address_, dispatch_done{&work}); }
 
 void expert_host_state::on_dispatch(const micro_batch& message) {
+  if (message.header.kind == message_kind::bulk) return on_bulk(message);
   if (message.header.kind != message_kind::dispatch) return;
   rows_received_ += message.header.row_count;
   if (const auto status = check(message); status != combine_status::ok) {
@@ -120,6 +129,7 @@ bool expert_host_state::begin(const micro_batch& message) {
   uint32_t begin = 0;
   for (size_t e = 0; e < counts_.size(); ++e) {
     if (counts_[e] > begin) caf::anon_send(experts_[base + e], expert_rows{shared, begin, counts_[e]});
+    rows_by_expert_[base + e] += counts_[e] - begin;
     begin = counts_[e];
   }
   return true;
@@ -134,6 +144,7 @@ void expert_host_state::on_done(dispatch_work& work) {
     work.answer.header.detail = work.compute_ns;
     send(work.request.header, std::move(work.answer));
   }
+  let_go(work);
   work.request = {};
   work.answer = {};
   spare_.push_back(std::move(*at));
@@ -162,6 +173,7 @@ micro_batch_header expert_host_state::answer_header(const micro_batch& message) 
 }
 
 void expert_host_state::refuse(const micro_batch& message, combine_status status) {
+  refused_ += status == combine_status::stale_epoch || status == combine_status::unknown_expert ? 1 : 0;
   micro_batch answer;
   answer.header = answer_header(message);
   answer.header.status = status;

@@ -16,6 +16,7 @@
 #include "runtime/device/device.hpp"
 #include "runtime/ids.hpp"
 #include "runtime/placement/placement.hpp"
+#include "runtime/placement/policy.hpp"
 #include "runtime/wire/micro_batch.hpp"
 
 namespace troupe {
@@ -150,6 +151,16 @@ struct sequence_placement {
     return f(m.request, m.attempt, m.shard);
   }
 };
+// To the API server: the decode balancer wants a sequence to go on at another shard, which computes it anew.
+struct sequence_moved {
+  request_id request;
+  uint32_t attempt = 0;
+  shard_ref shard;  // where to
+  template <class Inspector>
+  friend auto inspect(Inspector& f, sequence_moved& m) {
+    return f(m.request, m.attempt, m.shard);
+  }
+};
 // To both balancers: a sequence left the shard (finished, cancelled or failed).
 struct sequence_ended {
   request_id request;
@@ -223,12 +234,16 @@ struct node_counters {
   uint64_t wire_bytes_in_flight = 0;
   uint64_t wire_connections = 0;
   uint64_t wire_reconnections = 0;
+  // Expert replicas that are here now, those that nobody asks any more until they are freed included.
+  uint64_t replicas = 0;
+  uint64_t replica_bytes = 0;
+  uint64_t dispatches_refused = 0;  // by its host: a retired epoch, or an expert that is not here
   template <class Inspector>
   friend auto inspect(Inspector& f, node_counters& m) {
     return f(m.steps, m.tokens, m.sequences, m.kv_blocks_free, m.kv_blocks, m.dispatches_sent, m.dispatches_resent,
              m.rows_received, m.weight_passes, m.device_busy_ns, m.wire_bytes_sent, m.cpu_ns, m.link_busy_ns,
              m.chain_ns, m.micro_batches, m.schedule_switches, m.buffers_in_use, m.wire_bytes_in_flight,
-             m.wire_connections, m.wire_reconnections);
+             m.wire_connections, m.wire_reconnections, m.replicas, m.replica_bytes, m.dispatches_refused);
   }
 };
 struct heartbeat {
@@ -251,6 +266,24 @@ struct node_account {
   template <class Inspector>
   friend auto inspect(Inspector& f, node_account& m) {
     return f(m.node, m.incarnation, m.schedule, m.layers);
+  }
+};
+
+// Asks for a node's retirement: it gets nothing new, hands over what it has, and its process ends.
+struct drain_request {
+  node_id node;
+  caf::strong_actor_ptr asker;  // hears `drain_answer`; may be null
+  template <class Inspector>
+  friend auto inspect(Inspector& f, drain_request& m) {
+    return f(m.node, m.asker);
+  }
+};
+struct drain_answer {
+  bool accepted = false;
+  std::string message;  // a sentence
+  template <class Inspector>
+  friend auto inspect(Inspector& f, drain_answer& m) {
+    return f(m.accepted, m.message);
   }
 };
 
@@ -283,14 +316,26 @@ struct node_retired {
   }
 };
 
+// The node has been drained: nobody needs it, and its process ends.
+struct node_released {
+  node_id node;
+  incarnation_id incarnation;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, node_released& m) {
+    return f(m.node, m.incarnation);
+  }
+};
+
 struct cluster_member {
   node_id node;
   incarnation_id incarnation;
   std::string wire_address;
+  bool draining = false;                      // starts no sequence, and gets no expert
+  caf::strong_actor_ptr handle;               // of the node; for the head's actors only
   std::vector<caf::strong_actor_ptr> shards;  // shard i has endpoint slot 1 + i
   template <class Inspector>
   friend auto inspect(Inspector& f, cluster_member& m) {
-    return f(m.node, m.incarnation, m.wire_address, m.shards);
+    return f(m.node, m.incarnation, m.wire_address, m.draining, m.handle, m.shards);
   }
 };
 // Membership and placement of one epoch. The coordinator is its only writer.
@@ -301,10 +346,13 @@ struct cluster_view {
   caf::strong_actor_ptr api_server;
   caf::strong_actor_ptr decode_balancer;
   caf::strong_actor_ptr prefill_balancer;
+  caf::strong_actor_ptr expert_balancer;
+  caf::strong_actor_ptr coordinator;  // for the head's actors only
   placement_table placement;
   template <class Inspector>
   friend auto inspect(Inspector& f, cluster_view& m) {
-    return f(m.epoch, m.oldest_epoch, m.members, m.api_server, m.decode_balancer, m.prefill_balancer, m.placement);
+    return f(m.epoch, m.oldest_epoch, m.members, m.api_server, m.decode_balancer, m.prefill_balancer, m.expert_balancer,
+             m.coordinator, m.placement);
   }
 
   const cluster_member* find(node_id node) const {
@@ -316,6 +364,80 @@ struct cluster_view {
     const auto* member = find(shard.node);
     return member != nullptr && member->incarnation == shard.incarnation;
   }
+  // Whether sequences may start or go on there.
+  bool serves(const shard_ref& shard) const { return has(shard) && !find(shard.node)->draining; }
+};
+
+// --- expert_balancer -> node, which passes it on to its expert host ---
+
+struct load_replica {
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+  // The node to fetch its weights from; not `from_peer`: from the checkpoint.
+  bool from_peer = false;
+  node_id source;
+  incarnation_id source_incarnation;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, load_replica& m) {
+    return f(m.layer, m.expert, m.from_peer, m.source, m.source_incarnation);
+  }
+};
+// Frees a replica that no shard asks any more, or stops its loading.
+struct drop_replica {
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, drop_replica& m) {
+    return f(m.layer, m.expert);
+  }
+};
+
+// --- node -> expert_balancer ---
+
+enum class replica_outcome : uint8_t { ready = 0, failed = 1, dropped = 2 };
+
+struct replica_report {
+  node_id node;
+  incarnation_id incarnation;
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+  uint8_t outcome = 0;  // replica_outcome
+  uint64_t bytes = 0;   // of its weights
+  std::string message;  // why it failed, a sentence
+  template <class Inspector>
+  friend auto inspect(Inspector& f, replica_report& m) {
+    return f(m.node, m.incarnation, m.layer, m.expert, m.outcome, m.bytes, m.message);
+  }
+};
+// Rows that a node's experts have received since its incarnation's start; less often than heartbeats.
+struct expert_load {
+  node_id node;
+  incarnation_id incarnation;
+  std::vector<uint64_t> rows;  // [layers, experts]
+  template <class Inspector>
+  friend auto inspect(Inspector& f, expert_load& m) {
+    return f(m.node, m.incarnation, m.rows);
+  }
+};
+
+// --- local: expert_balancer <-> coordinator ---
+
+// Publishes a placement as the next epoch, unless another epoch than `base` is in force by now: then the
+// balancer has another view on its way and asks anew.
+struct publish_placement {
+  epoch_id base;
+  std::shared_ptr<const placement_table> table;
+};
+// All shards of the view have taken up this epoch.
+struct epoch_acknowledged {
+  epoch_id epoch;
+};
+
+// --- local: a policy's thread -> expert_balancer ---
+
+struct plan_made {
+  uint64_t number = 0;
+  std::shared_ptr<const result<placement_plan>> plan;
 };
 
 // --- local: node, coordinator -> the actors of their process ---
@@ -333,6 +455,19 @@ struct shard_report {
 };
 struct host_report {
   node_counters counters;
+  std::shared_ptr<const std::vector<uint64_t>> rows;  // as in `expert_load`; null: as before
+};
+
+// --- local: expert_host -> itself, and a loader -> expert_host ---
+
+// A replica that is being fetched may ask for its next piece.
+struct fetch_on {
+  uint32_t number = 0;
+};
+struct expert_weights;
+struct replica_loaded {
+  uint32_t number = 0;
+  std::shared_ptr<const result<std::shared_ptr<const expert_weights>>> weights;
 };
 
 // --- local: device -> attention_shard, expert_host; expert_host -> expert ---
@@ -385,6 +520,7 @@ CAF_ADD_TYPE_ID(troupe, (troupe::sequence_failed))
 // attention_shard <-> decode_balancer
 CAF_ADD_TYPE_ID(troupe, (troupe::place_sequence))
 CAF_ADD_TYPE_ID(troupe, (troupe::sequence_placement))
+CAF_ADD_TYPE_ID(troupe, (troupe::sequence_moved))
 CAF_ADD_TYPE_ID(troupe, (troupe::sequence_ended))
 // node <-> coordinator
 CAF_ADD_TYPE_ID(troupe, (troupe::join_request))
@@ -395,12 +531,25 @@ CAF_ADD_TYPE_ID(troupe, (troupe::node_account))
 CAF_ADD_TYPE_ID(troupe, (troupe::join_accepted))
 CAF_ADD_TYPE_ID(troupe, (troupe::join_refused))
 CAF_ADD_TYPE_ID(troupe, (troupe::node_retired))
+CAF_ADD_TYPE_ID(troupe, (troupe::node_released))
 CAF_ADD_TYPE_ID(troupe, (troupe::cluster_view))
+CAF_ADD_TYPE_ID(troupe, (troupe::drain_request))
+CAF_ADD_TYPE_ID(troupe, (troupe::drain_answer))
+// node <-> expert_balancer
+CAF_ADD_TYPE_ID(troupe, (troupe::load_replica))
+CAF_ADD_TYPE_ID(troupe, (troupe::drop_replica))
+CAF_ADD_TYPE_ID(troupe, (troupe::replica_report))
+CAF_ADD_TYPE_ID(troupe, (troupe::expert_load))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::submit_generation)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::cancel_generation)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::view_ptr)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::publish_placement)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::epoch_acknowledged)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::plan_made)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::fetch_on)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::replica_loaded)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::shard_report)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::host_report)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::stage_done)

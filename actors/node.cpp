@@ -19,24 +19,38 @@ node_actor::behavior_type node_state::start(node_actor::stateful_pointer<node_st
   self_ = self;
   environment_ = std::move(environment);
   self->set_down_handler([this](const caf::down_msg&) {
-    if (phase_ != phase::ended) end({errc::unavailable, "the connection to the head broke"}, false);
+    if (phase_ != phase::ended) end({errc::unavailable, "the connection to the head broke"}, node_end::failed);
   });
   self->monitor(caf::actor_cast<caf::actor>(environment_.coordinator));
   self->send(self, tick{});
   return {
       [this](const join_accepted& message) { on_accepted(message); },
       [this](const join_refused& message) {
-        if (phase_ == phase::joining) end({errc::invalid_argument, message.reason}, false);
+        if (phase_ == phase::joining) end({errc::invalid_argument, message.reason}, node_end::failed);
       },
       [this](const node_retired& message) {
         if (phase_ == phase::serving && message.incarnation == incarnation_)
           end({errc::unavailable, "the coordinator declared this node dead; it joins again as a new incarnation"},
-              true);
+              node_end::retired);
+      },
+      [this](const node_released& message) {
+        if (phase_ == phase::serving && message.incarnation == incarnation_)
+          end({errc::cancelled, "this node has been drained"}, node_end::released);
       },
       [this](const cluster_view& view) { on_view(view); },
+      [this](const load_replica& message) {
+        if (phase_ == phase::serving) self_->send(host_, message);
+      },
+      [this](const drop_replica& message) {
+        if (phase_ == phase::serving) self_->send(host_, message);
+      },
+      [this](const replica_report& report) { tell(expert_balancer_, report); },
       [this](const load_done& message) { on_loaded(message); },
       [this](const shard_report& report) { shard_reports_[report.slot] = report; },
-      [this](const host_report& report) { host_report_ = report; },
+      [this](const host_report& report) {
+        host_report_ = report;
+        if (report.rows) rows_ = report.rows;
+      },
       [this](const tick& reminder) { on_tick(reminder); },
   };
 }
@@ -44,21 +58,21 @@ node_actor::behavior_type node_state::start(node_actor::stateful_pointer<node_st
 void node_state::on_accepted(const join_accepted& message) {
   if (phase_ != phase::joining) return;
   auto settings = parse_settings(message.settings);
-  if (!settings) return end(settings.failure(), false);
+  if (!settings) return end(settings.failure(), node_end::failed);
   settings_ = *std::move(settings);
   auto config = environment_.seams->read_config(settings_);
-  if (!config) return end(config.failure(), false);
+  if (!config) return end(config.failure(), node_end::failed);
   config_ = *config;
   node_ = message.node;
   incarnation_ = message.incarnation;
   if (auto opened = environment_.seams->open(node_, incarnation_, settings_, *config_); !opened)
-    return end(opened.failure(), false);
+    return end(opened.failure(), node_end::failed);
   const auto& table = message.placement;
   if (table.layers != static_cast<uint32_t>(config_->num_hidden_layers) ||
       table.experts != static_cast<uint32_t>(config_->n_routed_experts))
     return end({errc::invalid_argument,
                 "the model in " + settings_.model + " differs from the head's; every node needs the same files"},
-               false);
+               node_end::failed);
   std::vector<std::pair<uint32_t, uint32_t>> experts;
   for (uint32_t layer = 0; layer < table.layers; ++layer)
     for (uint32_t expert = 0; expert < table.experts; ++expert) {
@@ -77,7 +91,7 @@ void node_state::on_loaded(const load_done& message) {
   auto& weights = *message.weights;
   if (!weights.outcome) {
     tell(environment_.coordinator, node_failed{node_, incarnation_, weights.outcome.failure().message});
-    return end(weights.outcome.failure(), false);
+    return end(weights.outcome.failure(), node_end::failed);
   }
   phase_ = phase::serving;
   cpu_before_ns_ = environment_.seams->cpu_ns();  // loading is not serving
@@ -108,7 +122,10 @@ void node_state::spawn_children(loaded_weights& weights) {
         return self->state.start(self, std::move(environment));
       },
       expert_host_environment{node_, incarnation_, settings_, config_, std::move(weights.experts), seams.compute(),
-                              seams.data_plane(), seams.combine_pool(), address});
+                              seams.data_plane(), seams.combine_pool(), seams.bulk_pool(), address,
+                              [parts = environment_.seams](uint32_t layer, uint32_t expert, auto done) {
+                                parts->load_expert(layer, expert, std::move(done));
+                              }});
   for (uint16_t i = 0; i < settings_.shards_per_node; ++i) {
     const shard_ref ref{node_, incarnation_, static_cast<uint16_t>(1 + i)};
     shards_.push_back(self_->spawn<caf::linked>(
@@ -125,7 +142,7 @@ void node_state::on_view(const cluster_view& view) {
   if (phase_ != phase::serving || view.epoch <= epoch_) return;
   const auto* own = view.find(node_);
   if (own == nullptr || own->incarnation != incarnation_) {
-    if (in_view_) end({errc::unavailable, "the coordinator left this node out of its view"}, true);
+    if (in_view_) end({errc::unavailable, "the coordinator left this node out of its view"}, node_end::retired);
     return;
   }
   in_view_ = true;
@@ -133,8 +150,9 @@ void node_state::on_view(const cluster_view& view) {
   auto& seams = *environment_.seams;
   auto bound = std::make_shared<cluster_view>(view);
   // The front actors live beside the coordinator, on node 0's process.
-  for (auto* front : {&bound->api_server, &bound->prefill_balancer, &bound->decode_balancer})
+  for (auto* front : {&bound->api_server, &bound->prefill_balancer, &bound->decode_balancer, &bound->expert_balancer})
     *front = seams.bind(head_node, *front);
+  expert_balancer_ = bound->expert_balancer;
   for (auto& member : bound->members) {
     if (member.node == node_) continue;
     auto& known = peers_[member.node];
@@ -167,9 +185,14 @@ void node_state::on_tick(const tick& reminder) {
     case phase::serving: {
       if (!in_view_) tell(environment_.coordinator, ready_);
       heartbeat beat{node_, incarnation_, epoch_, totals()};
+      // None is taken up before every shard has said so.
+      if (shard_reports_.size() < shards_.size()) beat.epoch = epoch_id{};
       for (const auto& [slot, report] : shard_reports_) beat.epoch = std::min(beat.epoch, report.epoch);
       tell(environment_.coordinator, beat);
-      if (++heartbeats_ % heartbeats_per_account == 1) tell(environment_.coordinator, account());
+      if (++heartbeats_ % heartbeats_per_account == 1) {
+        tell(environment_.coordinator, account());
+        if (rows_) tell(expert_balancer_, expert_load{node_, incarnation_, *rows_});
+      }
       remind(std::chrono::milliseconds(settings_.heartbeat_ms));
       return;
     }
@@ -217,9 +240,9 @@ node_account node_state::account() const {
   return message;
 }
 
-void node_state::end(const error& reason, bool retired) {
+void node_state::end(const error& reason, node_end how) {
   phase_ = phase::ended;
-  environment_.seams->ended(reason, retired);
+  environment_.seams->ended(reason, how);
 }
 
 }  // namespace troupe

@@ -17,8 +17,9 @@ namespace troupe {
 
 using node_actor =
     caf::typed_actor<caf::reacts_to<join_accepted>, caf::reacts_to<join_refused>, caf::reacts_to<node_retired>,
-                     caf::reacts_to<cluster_view>, caf::reacts_to<load_done>, caf::reacts_to<shard_report>,
-                     caf::reacts_to<host_report>, caf::reacts_to<tick>>;
+                     caf::reacts_to<node_released>, caf::reacts_to<cluster_view>, caf::reacts_to<load_replica>,
+                     caf::reacts_to<drop_replica>, caf::reacts_to<replica_report>, caf::reacts_to<load_done>,
+                     caf::reacts_to<shard_report>, caf::reacts_to<host_report>, caf::reacts_to<tick>>;
 
 struct node_environment {
   int32_t wanted_node = -1;
@@ -45,7 +46,7 @@ class node_state {
   void on_tick(const tick& reminder);
   void remind(std::chrono::milliseconds delay);
   void spawn_children(loaded_weights& weights);
-  void end(const error& reason, bool retired);
+  void end(const error& reason, node_end how);
   node_counters totals() const;
   node_account account() const;
 
@@ -60,6 +61,8 @@ class node_state {
   expert_host_actor host_;
   std::map<uint16_t, shard_report> shard_reports_;
   host_report host_report_;
+  std::shared_ptr<const std::vector<uint64_t>> rows_;  // the newest of the host's reports
+  caf::strong_actor_ptr expert_balancer_;
   std::map<node_id, incarnation_id> peers_;
   epoch_id epoch_;
   node_ready ready_;

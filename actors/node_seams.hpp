@@ -26,6 +26,15 @@ struct loaded_weights {
   std::vector<hosted_expert> experts;
 };
 
+enum class node_end : uint8_t {
+  failed,    // for good
+  retired,   // declared dead: it may join again as a new incarnation
+  released,  // drained: nobody needs it
+};
+
+// Weights of pieces under way from one node at most.
+constexpr uint64_t bulk_pool_bytes = uint64_t{8} << 20U;
+
 class node_seams {
  public:
   virtual ~node_seams() = default;
@@ -41,10 +50,16 @@ class node_seams {
                     std::vector<std::pair<uint32_t, uint32_t>> experts,
                     std::function<void(std::shared_ptr<loaded_weights>)> done) = 0;
 
+  // Reads one routed expert in the background and calls `done` once, on any thread, unless the node ends first.
+  // Requires: `load` has called its `done`.
+  virtual void load_expert(uint32_t layer, uint32_t expert,
+                           std::function<void(result<std::shared_ptr<const expert_weights>>)> done) = 0;
+
   virtual std::shared_ptr<device> compute() = 0;
   virtual std::shared_ptr<wire> data_plane() = 0;
   virtual std::shared_ptr<buffer_pool> dispatch_pool() = 0;
   virtual std::shared_ptr<buffer_pool> combine_pool() = 0;
+  virtual std::shared_ptr<buffer_pool> bulk_pool() = 0;  // of pieces of weights that are sent
 
   // CPU time that the node's process has taken since its start, wire and actors included; in simulation
   // the device's busy time.
@@ -59,8 +74,9 @@ class node_seams {
   // A peer's control handle as this node reaches it (in simulation: through the modelled link).
   virtual caf::strong_actor_ptr bind(node_id peer, const caf::strong_actor_ptr& handle) = 0;
 
-  // The node's end, with a sentence: refused, retired or failed to load. The process decides what follows.
-  virtual void ended(const error& reason, bool retired) = 0;
+  // The node's end, with a sentence: refused or failed to load; or retired; or released, having been drained.
+  // The process decides what follows.
+  virtual void ended(const error& reason, node_end how) = 0;
 };
 
 }  // namespace troupe

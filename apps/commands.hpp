@@ -14,6 +14,7 @@ constexpr int exit_refused = 3;
 void add_serve(CLI::App& app, int& exit_code);
 // `arguments` start the process again when the node joins as a new incarnation.
 void add_node(CLI::App& app, int& exit_code, char** arguments);
+void add_drain(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
 void add_place(CLI::App& app, int& exit_code);
 

@@ -97,7 +97,7 @@ result<void> run_generate(const generate_options& options) {
   if (auto valid = validate(config.settings); !valid) return valid.failure();
   generation output(options.json);
   head_callbacks callbacks;
-  callbacks.on_ended = [&output](const error& reason, bool) { output.fail(reason); };
+  callbacks.on_ended = [&output](const error& reason, node_end) { output.fail(reason); };
   auto front = head::start(std::move(config), std::move(callbacks));
   if (!front) return front.failure();
   generation_request request;

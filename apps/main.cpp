@@ -42,6 +42,7 @@ int main(int count, char** arguments) {
   int exit_code = 0;
   troupe::add_serve(app, exit_code);
   troupe::add_node(app, exit_code, arguments);
+  troupe::add_drain(app, exit_code);
   troupe::add_generate(app, exit_code);
   troupe::add_place(app, exit_code);
   try {

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "apps/cluster/head.hpp"
+#include "apps/cluster/join.hpp"
 #include "apps/commands.hpp"
 
 namespace troupe {
@@ -24,33 +25,21 @@ struct node_options {
   std::string trace;
 };
 
-struct join_address {
-  std::string host;
-  uint16_t port = 0;
-};
-
-result<join_address> parse_address(const std::string& text) {
-  const auto colon = text.rfind(':');
-  const error refused{errc::invalid_argument,
-                      "--join takes HOST:PORT, as `troupe serve` prints it; got '" + text + "'"};
-  if (colon == std::string::npos || colon == 0) return refused;
-  char* end = nullptr;
-  const long port = std::strtol(text.c_str() + colon + 1, &end, 10);
-  if (*end != '\0' || port < 1 || port > 65535) return refused;
-  return join_address{text.substr(0, colon), static_cast<uint16_t>(port)};
-}
-
 // How a node's life ended.
 struct verdict {
   error reason;
-  bool retired = false;
+  node_end how = node_end::failed;
 };
 
 // What is left to do when a node has ended; returns the exit code. A retired node joins again instead, as
 // a new process image without the descriptors of the old one.
 int conclude(const std::optional<verdict>& ended, char** arguments) {
   if (!ended) return 0;
-  if (ended->retired) {
+  if (ended->how == node_end::released) {
+    spdlog::info("{}", ended->reason.message);
+    return 0;
+  }
+  if (ended->how == node_end::retired) {
     spdlog::warn("{}", ended->reason.message);
     close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
     execv("/proc/self/exe", arguments);
@@ -101,21 +90,21 @@ class node_process {
     for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     signal(SIGPIPE, SIG_IGN);
-    const auto address = parse_address(options_.join);
+    const auto address = parse_join_address(options_.join);
     if (!address) return address.failure();
     live_seams_options seams;
     seams.wire_host = options_.wire_host;
     seams.trace = options_.trace;
-    seams.on_ended = [this](const error& reason, bool retired) {
+    seams.on_ended = [this](const error& reason, node_end how) {
       const std::lock_guard lock(mutex_);
-      verdict_ = verdict{reason, retired};
+      verdict_ = verdict{reason, how};
     };
     end_deadline deadline;  // of everything below
     // Before the actor system, so that its pools outlive every message.
     const auto parts = std::make_shared<live_seams>(std::move(seams));
     const auto config = make_system_config(true);
     caf::actor_system system(*config);
-    auto coordinator = reach(system, *address);
+    auto coordinator = reach_coordinator(system, *address, options_.patience_s);
     if (!coordinator) return coordinator.failure();
     node_environment environment = describe_process(options_.node);
     environment.coordinator = caf::actor_cast<caf::strong_actor_ptr>(*coordinator);
@@ -131,18 +120,6 @@ class node_process {
   }
 
  private:
-  result<coordinator_actor> reach(caf::actor_system& system, const join_address& address) {
-    std::string why;
-    for (int tries = 0; tries < options_.patience_s * 10; ++tries) {
-      auto found = system.middleman().remote_actor<coordinator_actor>(address.host, address.port);
-      if (found) return *found;
-      why = system.render(found.error());
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-    return error{errc::unavailable, "no head answers at " + options_.join + " (" + why +
-                                        "); start `troupe serve` first, or check the address"};
-  }
-
   std::optional<verdict> wait(const sigset_t& signals) {
     for (;;) {
       const timespec period{0, 50'000'000};

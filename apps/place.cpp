@@ -217,8 +217,8 @@ void add_place(CLI::App& app, int& exit_code) {
       ->add_option("--move-gb", options->move_gb,
                    "GB that a plan may load, for policies that heed it; default: no limit")
       ->check(CLI::Range(0.0, 1e9));
-  command->add_option("--selection", options->selection, "Which replica serves a row: even, nearest or weighted")
-      ->check(CLI::IsMember({"even", "nearest", "weighted"}))
+  command->add_option("--selection", options->selection, "Which replica serves a row: even, nearest, weighted or first")
+      ->check(CLI::IsMember({"even", "nearest", "weighted", "first"}))
       ->capture_default_str();
   command->add_option("--dead", options->dead, "Devices that hold nothing, as in 3,17")->delimiter(',');
   command->add_option("--program-timeout-ms", options->timeout_ms, "Time that a policy program has for a plan")

@@ -10,6 +10,7 @@
 #include "apps/cluster/head.hpp"
 #include "apps/commands.hpp"
 #include "apps/http/server.hpp"
+#include "runtime/placement/load_files.hpp"
 
 namespace troupe {
 
@@ -25,6 +26,7 @@ struct serve_options {
   uint32_t nodes = 0;    // 0: the configuration's
   std::string schedule;  // empty: the configuration's
   std::string trace;
+  std::string record_load;
 };
 
 constexpr auto tend_period = std::chrono::milliseconds(50);
@@ -149,9 +151,13 @@ class server {
 
     head_callbacks callbacks;
     callbacks.on_dead = [this](node_id, uint64_t process) { children_.request_kill(static_cast<pid_t>(process)); };
-    callbacks.on_ended = [this](const error& reason, bool retired) {
+    callbacks.on_released = [this](node_id node) {
       const std::lock_guard lock(mutex_);
-      if (retired)
+      released_.push_back(node.value);
+    };
+    callbacks.on_ended = [this](const error& reason, node_end how) {
+      const std::lock_guard lock(mutex_);
+      if (how == node_end::retired)
         retired_ = true;
       else
         failure_ = reason;
@@ -160,6 +166,7 @@ class server {
     if (!front) return front.failure();
     auto outcome = serve(**front, *key, signals);
     if (!options_.trace.empty()) std::printf("\n%s", (*front)->steps_text().c_str());
+    if (outcome && !options_.record_load.empty()) outcome = write_recording(**front);
     children_.end();
     front->reset();
     if (options_.trace.empty() || !outcome) return outcome;
@@ -178,6 +185,16 @@ class server {
                    "the timeline cannot be written to " + options_.trace + "; is there such a folder?"};
     std::error_code ignored;
     for (uint32_t node = 0; node < nodes; ++node) std::filesystem::remove(trace_part(options_.trace, node), ignored);
+    return {};
+  }
+
+  result<void> write_recording(const head& front) {
+    const auto load = front.board().load;
+    if (!load || load->windows.empty())
+      return error{errc::unavailable, "there is no load to record: the cluster did not serve for rebalance.window_ms"};
+    if (auto written = write_load(load->history(), options_.record_load); !written) return written;
+    std::printf("\nload: %zu windows in %s (troupe place --load %s)\n", load->windows.size(),
+                options_.record_load.c_str(), options_.record_load.c_str());
     return {};
   }
 
@@ -239,6 +256,8 @@ class server {
     bool retired = false;
     {
       const std::lock_guard lock(mutex_);
+      for (const uint16_t node : released_) children_.expect_end(node);
+      released_.clear();
       if (failure_) return *failure_;
       std::swap(retired, retired_);
     }
@@ -250,7 +269,8 @@ class server {
   child_processes children_;
   std::mutex mutex_;
   std::optional<error> failure_;
-  bool retired_ = false;  // the head's own node was declared dead
+  bool retired_ = false;            // the head's own node was declared dead
+  std::vector<uint16_t> released_;  // nodes that have been drained
   bool ended_ = false;
 };
 
@@ -283,6 +303,9 @@ void add_serve(CLI::App& app, int& exit_code) {
       "--trace", options->trace,
       "Write a timeline of every stage and transfer (Chrome trace events, for Perfetto) when the cluster\n"
       "ends, and print where the time of its steps went");
+  command->add_option("--record-load", options->record_load,
+                      "Write the rows of each expert, window by window, when the cluster ends: CSV where the name\n"
+                      "ends in .csv, else compact; for troupe place --load");
   command->add_flag("--no-spawn", options->no_spawn, "Do not start the other nodes; wait until they join");
   command->footer(
       "Starts one process a node, prints a table and lines to paste, and serves an OpenAI-compatible API on\n"

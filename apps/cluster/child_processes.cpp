@@ -57,6 +57,10 @@ result<void> child_processes::spawn(child& started) {
   return {};
 }
 
+void child_processes::expect_end(uint16_t key) {
+  if (const auto known = children_.find(key); known != children_.end()) known->second.leaves = true;
+}
+
 void child_processes::request_kill(pid_t process) {
   const std::lock_guard lock(mutex_);
   to_kill_.push_back(process);
@@ -69,9 +73,16 @@ result<void> child_processes::tend() {
       if (std::find(to_kill_.begin(), to_kill_.end(), held.process) != to_kill_.end()) kill(held.process, SIGKILL);
     to_kill_.clear();
   }
-  for (auto& [key, held] : children_) {
+  for (auto at = children_.begin(); at != children_.end();) {
+    const auto current = at++;
+    auto& [key, held] = *current;
     int status = 0;
     if (waitpid(held.process, &status, WNOHANG) != held.process) continue;
+    if (held.leaves) {
+      spdlog::info("the process of node {} has ended, drained ({})", key, how_it_ended(status));
+      children_.erase(current);
+      continue;
+    }
     const bool quick = WIFEXITED(status) && std::chrono::steady_clock::now() - held.started < quick_end;
     held.quick_ends = quick ? held.quick_ends + 1 : 0;
     if (held.quick_ends >= quick_ends_max)

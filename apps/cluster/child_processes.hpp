@@ -23,6 +23,9 @@ class child_processes {
   // Fails: internal (no process can be made).
   result<void> start(uint16_t key, std::vector<std::string> arguments);
 
+  // Child `key`, if there is one, is about to end and is not started again.
+  void expect_end(uint16_t key);
+
   // Asks for a process to be killed if it is a child of ours (SIGKILL, so that a stopped one dies too);
   // `tend` does it.
   void request_kill(pid_t process);
@@ -40,6 +43,7 @@ class child_processes {
     std::vector<std::string> arguments;
     std::chrono::steady_clock::time_point started;
     int quick_ends = 0;  // in a row, of its own accord
+    bool leaves = false;
   };
 
   result<void> spawn(child& started);

@@ -31,7 +31,82 @@ nlohmann::json counters_json(const node_counters& counters) {
           {"buffers_in_use", counters.buffers_in_use},
           {"wire_bytes_in_flight", counters.wire_bytes_in_flight},
           {"wire_connections", counters.wire_connections},
-          {"wire_reconnections", counters.wire_reconnections}};
+          {"wire_reconnections", counters.wire_reconnections},
+          {"replicas", counters.replicas},
+          {"replica_bytes", counters.replica_bytes},
+          {"dispatches_refused", counters.dispatches_refused}};
+}
+
+nlohmann::json rebalance_json(const board_rebalance& rebalance) {
+  return {{"policy", rebalance.policy},
+          {"checks", rebalance.checks},
+          {"idle_ms", rebalance.idle_ms},
+          {"asking", rebalance.asking},
+          {"questions", rebalance.questions},
+          {"plans", rebalance.plans},
+          {"plans_refused", rebalance.plans_refused},
+          {"moves_left", rebalance.moves_left},
+          {"moves_done", rebalance.moves_done},
+          {"moves_failed", rebalance.moves_failed},
+          {"moves_superseded", rebalance.moves_superseded},
+          {"bytes_moved", rebalance.bytes_moved},
+          {"imbalance", rebalance.imbalance},
+          {"balance_before", rebalance.balance_before},
+          {"balance_after", rebalance.balance_after},
+          {"last_reason", rebalance.last_reason},
+          {"last_plan", rebalance.last_plan},
+          {"last_failure", rebalance.last_failure}};
+}
+
+void add_rebalance_metrics(const board_rebalance& rebalance, prometheus::Registry& registry) {
+  const auto counter = [&](const char* name, const char* help, uint64_t number) {
+    prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add({}).Increment(static_cast<double>(number));
+  };
+  const auto gauge = [&](const char* name, const char* help, double number) {
+    prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add({}).Set(number);
+  };
+  counter("troupe_rebalance_checks_total", "Times the expert balancer looked after its work; grows while it lives",
+          rebalance.checks);
+  gauge("troupe_rebalance_idle_seconds", "Since it last asked the policy, ordered a move or heard of one",
+        static_cast<double>(rebalance.idle_ms) * 1e-3);
+  gauge("troupe_rebalance_asking", "Whether the policy has been asked and has not answered", rebalance.asking ? 1 : 0);
+  counter("troupe_rebalance_questions_total", "Times the policy was asked", rebalance.questions);
+  counter("troupe_rebalance_plans_total", "Valid plans", rebalance.plans);
+  counter("troupe_rebalance_plans_refused_total", "Failures of the policy, and maps that were refused",
+          rebalance.plans_refused);
+  gauge("troupe_rebalance_moves_left", "Replicas that are still to be loaded",
+        static_cast<double>(rebalance.moves_left));
+  counter("troupe_rebalance_moves_done_total", "Replicas loaded", rebalance.moves_done);
+  counter("troupe_rebalance_moves_failed_total", "Replicas that could not be loaded", rebalance.moves_failed);
+  counter("troupe_rebalance_moves_superseded_total", "Moves given up for those of another plan",
+          rebalance.moves_superseded);
+  counter("troupe_rebalance_bytes_total", "Weights loaded", rebalance.bytes_moved);
+  gauge("troupe_rebalance_imbalance", "Rows of the fullest node over the mean node's, mean over layers",
+        rebalance.imbalance);
+  gauge("troupe_rebalance_balance_before", "Mean over maximum of the nodes' rows before the last plan",
+        rebalance.balance_before);
+  gauge("troupe_rebalance_balance_after", "What the last plan promised", rebalance.balance_after);
+}
+
+// The objectives of a balancer of sequences: the most loaded shard over the mean.
+void add_balance_metrics(const std::string& balancer, const board_balance& balance, prometheus::Registry& registry) {
+  const auto gauge = [&](const std::string& name, const std::string& help, double number) {
+    prometheus::BuildGauge().Name("troupe_" + balancer + name).Help(help).Register(registry).Add({}).Set(number);
+  };
+  const bool prefill = balancer == "prefill";
+  prometheus::BuildCounter()
+      .Name("troupe_" + balancer + "_choices_total")
+      .Help("Shards chosen")
+      .Register(registry)
+      .Add({})
+      .Increment(static_cast<double>(balance.choices));
+  if (prefill)
+    gauge("_imbalance_attention", "Core-attention work of the most loaded shard over the mean",
+          balance.imbalance.attention_work);
+  gauge("_imbalance_tokens",
+        prefill ? "Input tokens of the most loaded shard over the mean" : "KV use of the fullest shard over the mean",
+        balance.imbalance.tokens);
+  gauge("_imbalance_requests", "Requests of the most loaded shard over the mean", balance.imbalance.requests);
 }
 
 std::string megabytes(uint64_t bytes) {
@@ -108,6 +183,10 @@ std::string render_cluster(const board_snapshot& board, const std::string& model
                         {"placement", board.settings.placement},
                         {"schedule", board.settings.schedule.name},
                         {"invariance", "on"},
+                        {"selection", name(board.settings.selection)},
+                        {"rebalance", rebalance_json(board.rebalance)},
+                        {"prefill_balancer", board.settings.prefill_balancer},
+                        {"decode_balancer", board.settings.decode_balancer},
                         {"nodes", nodes},
                         {"requests",
                          {{"accepted", requests.accepted},
@@ -175,6 +254,11 @@ std::string render_metrics(const board_snapshot& board) {
                   false},
       node_metric{"troupe_node_wire_reconnections_total", "Attempts to connect anew after a connection broke",
                   &node_counters::wire_reconnections, true},
+      node_metric{"troupe_node_replicas", "Expert replicas held", &node_counters::replicas, false},
+      node_metric{"troupe_node_replica_bytes", "Weights of expert replicas held", &node_counters::replica_bytes, false},
+      node_metric{"troupe_node_dispatches_refused_total",
+                  "Dispatches for a retired epoch or an expert that is not there", &node_counters::dispatches_refused,
+                  true},
       node_metric{"troupe_node_cpu_ns_total", "CPU time of the node's process", &node_counters::cpu_ns, true},
       node_metric{"troupe_node_link_busy_ns_total", "Time the busiest outgoing link was occupied, if it is known",
                   &node_counters::link_busy_ns, true},
@@ -192,7 +276,10 @@ std::string render_metrics(const board_snapshot& board) {
   }
   auto& live = prometheus::BuildGauge().Name("troupe_node_live").Help("Whether the node is live").Register(registry);
   for (const auto& node : board.nodes)
-    live.Add({{"node", std::to_string(node.node)}}).Set(node.state == "live" ? 1 : 0);
+    live.Add({{"node", std::to_string(node.node)}}).Set(node.state == "live" || node.state == "draining" ? 1 : 0);
+  add_rebalance_metrics(board.rebalance, registry);
+  add_balance_metrics("prefill", board.prefill, registry);
+  add_balance_metrics("decode", board.decode, registry);
   add_layer_metrics(board, registry);
   return prometheus::TextSerializer().Serialize(registry.Collect());
 }

@@ -8,6 +8,7 @@
 
 #include "apps/cluster/cluster_documents.hpp"
 #include "apps/cluster/step_table.hpp"
+#include "runtime/placement/load_files.hpp"
 
 namespace troupe {
 
@@ -67,7 +68,7 @@ result<std::unique_ptr<head>> head::start(head_config config, head_callbacks cal
   const auto& settings = started->config_.settings;
   started->model_ = std::make_shared<model_config>(*std::move(model));
   started->created_s_ = modified_s(settings.model + "/config.json");
-  const bool network = settings.nodes > 1;
+  const bool network = settings.nodes_limit() > 1;
   started->system_config_ = make_system_config(network);
   started->system_ = std::make_unique<caf::actor_system>(*started->system_config_);
 
@@ -89,7 +90,14 @@ result<std::unique_ptr<head>> head::start(head_config config, head_callbacks cal
   coordination.default_combine = started->config_.default_combine;
   coordination.bind = [](node_id, const caf::strong_actor_ptr& handle) { return handle; };
   coordination.on_dead = callbacks.on_dead;
-  started->front_ = spawn_front(*started->system_, std::move(api), std::move(coordination));
+  coordination.on_released = callbacks.on_released;
+  auto policy = make_live_policy(settings.rebalance);
+  if (!policy) return policy.failure();
+  started->behind_ = std::make_unique<background_worker>();
+  placing_options placing{*std::move(policy), [behind = started->behind_.get()](std::function<void()> job) {
+                            behind->run(std::move(job));
+                          }};
+  started->front_ = spawn_front(*started->system_, std::move(api), std::move(coordination), std::move(placing));
   if (network) {
     const auto published = started->system_->middleman().publish(
         started->front_.coordinator, started->config_.join_port, started->config_.listen.c_str(), true);
@@ -133,6 +141,7 @@ head::~head() {
   if (system_ == nullptr) return;
   if (front_.coordinator) end_front(front_);  // first, so that the coordinator does not mourn the node
   end_node();
+  behind_.reset();          // a policy that is asked now is waited for: its answer holds a handle
   front_ = front_actors{};  // the board's readers are gone by now
   system_.reset();          // waits for the actors
   seams_.clear();           // buffers of their pools are gone with the actors
@@ -159,6 +168,11 @@ bool head::healthy() const {
 std::string head::cluster_json() const { return render_cluster(front_.board->read(), config_.model_name); }
 
 std::string head::steps_text() const { return render_steps(front_.board->read()); }
+
+std::string head::load_csv() const {
+  const auto load = front_.board->read().load;
+  return to_csv(load ? load->history() : load_history{});
+}
 
 std::string head::metrics_text() const { return render_metrics(front_.board->read()); }
 

@@ -20,9 +20,11 @@ namespace troupe {
 struct head_callbacks {
   // A node was declared dead; its process may still exist. On the coordinator's thread; must not block.
   std::function<void(node_id, uint64_t process)> on_dead;
-  // The head's own node cannot go on: because it was declared dead (`retired`: call `restart_node`), or
+  // The head's own node cannot go on: because it was declared dead (retired: call `restart_node`), or
   // for good (a model that does not load, say; the process should end). On an actor's thread.
-  std::function<void(const error& reason, bool retired)> on_ended;
+  std::function<void(const error& reason, node_end how)> on_ended;
+  // A node has been drained: its process ends by itself. On the coordinator's thread; must not block.
+  std::function<void(node_id)> on_released;
 };
 
 class head final : public api_backend {
@@ -50,6 +52,7 @@ class head final : public api_backend {
   std::string cluster_json() const override;
   std::string metrics_text() const override;
   std::string steps_text() const override;
+  std::string load_csv() const override;
 
  private:
   head() = default;
@@ -62,6 +65,7 @@ class head final : public api_backend {
   std::unique_ptr<caf::actor_system_config> system_config_;
   std::unique_ptr<caf::actor_system> system_;
   front_actors front_;
+  std::unique_ptr<background_worker> behind_;       // asks the placement policy
   std::vector<std::shared_ptr<live_seams>> seams_;  // the last is in use; all outlive the actors
   node_actor node_;
   uint16_t join_port_ = 0;

@@ -1,5 +1,6 @@
 #include "apps/cluster/head_config.hpp"
 
+#include "apps/cluster/front.hpp"
 #include "runtime/key_table.hpp"
 
 namespace troupe {
@@ -33,6 +34,25 @@ std::vector<link_rule> read_links(const YAML::Node& list) {
   return links;
 }
 
+void read_rebalance(const YAML::Node& node, rebalance_settings& settings) {
+  key_table keys;
+  keys.add("policy", settings.policy);
+  keys.add("window_ms", settings.window_ms);
+  keys.add("windows", settings.windows);
+  keys.add("decay", settings.decay);
+  keys.add("period_ms", settings.period_ms);
+  keys.add("imbalance", settings.imbalance);
+  keys.add("redundant_per_layer", settings.redundant_per_layer);
+  keys.add("staging_replicas", settings.staging_replicas);
+  keys.add("bandwidth_mb_s", settings.bandwidth_mb_s);
+  keys.add("move_mb_max", settings.move_mb_max);
+  keys.add("move_timeout_ms", settings.move_timeout_ms);
+  keys.add("policy_timeout_ms", settings.policy_timeout_ms);
+  if (auto read = keys.read(node); !read) throw error{read.failure().code, "rebalance: " + read.failure().message};
+  if (auto policy = make_live_policy(settings); !policy)
+    throw error{policy.failure().code, "rebalance: policy: " + policy.failure().message};
+}
+
 void add_serving_keys(key_table& keys, head_config& config) {
   auto& settings = config.settings;
   keys.add("model", settings.model);
@@ -40,7 +60,18 @@ void add_serving_keys(key_table& keys, head_config& config) {
   keys.add("shards_per_node", settings.shards_per_node);
   keys.add("threads_per_node", settings.threads_per_node);
   keys.add("redundant_replicas", settings.redundant_replicas);
+  keys.add("nodes_max", settings.nodes_max);
   keys.add("placement", settings.placement);
+  keys.add("prefill_balancer", settings.prefill_balancer);
+  keys.add("decode_balancer", settings.decode_balancer);
+  keys.add("rebalance", [&settings](const YAML::Node& node) { read_rebalance(node, settings.rebalance); });
+  keys.add("selection", [&settings](const YAML::Node& node) {
+    const auto selection = replica_selection_from_name(node.as<std::string>());
+    if (!selection)
+      throw error{errc::invalid_argument,
+                  "`selection` is '" + node.as<std::string>() + "'; it may be first, nearest, even or weighted"};
+    settings.selection = *selection;
+  });
   keys.add("rows_max", settings.rows_max);
   keys.add("chunk", settings.chunk);
   keys.add("kv_blocks", settings.kv_blocks);

@@ -69,6 +69,7 @@ live_seams::~live_seams() {
 void live_seams::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
+  behind_.reset();  // its jobs hold handles of actors, which end next
   if (saboteur_.joinable()) {
     saboteur_.request_stop();
     saboteur_.join();
@@ -95,6 +96,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   const auto memory = size_node_memory(settings, config);
   dispatch_pool_ = std::make_shared<buffer_pool>(memory.dispatch_bytes);
   combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
+  bulk_pool_ = std::make_shared<buffer_pool>(bulk_pool_bytes);
   device_ = std::make_shared<cpu_device>(kernels::compute::make(settings.profile),
                                          static_cast<int>(settings.threads_per_node), settings.schedule.ranks);
   if (!options_.trace.empty()) {
@@ -103,7 +105,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
     timeline_ = *std::move(opened);
     device_->account().attach(timeline_.get());
   }
-  if (settings.nodes == 1) {
+  if (settings.nodes_limit() == 1) {
     wire_ = std::make_shared<local_wire>(std::make_shared<local_switch>(), node.value, incarnation.value);
     return {};
   }
@@ -135,7 +137,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   if (!made) return made.failure();
   ucx_ = made->get();
   if (settings.fault_cut_ms > 0)
-    saboteur_ = std::jthread([this, period = settings.fault_cut_ms, node = node.value, nodes = settings.nodes](
+    saboteur_ = std::jthread([this, period = settings.fault_cut_ms, node = node.value, nodes = settings.nodes_limit()](
                                  const std::stop_token& stop) { cut_connections(stop, period, node, nodes); });
   wire_ = *std::move(made);
   if (!settings.links.empty()) wire_ = std::make_shared<shaped_wire>(std::move(wire_), std::move(shaped));
@@ -146,10 +148,27 @@ void live_seams::load(const serving_settings& settings, std::shared_ptr<const mo
                       std::vector<std::pair<uint32_t, uint32_t>> experts,
                       std::function<void(std::shared_ptr<loaded_weights>)> done) {
   const std::lock_guard lock(mutex_);
+  model_ = settings.model;
+  config_ = config;
   loader_ = std::thread([directory = settings.model, threads = settings.threads_per_node, config = std::move(config),
                          experts = std::move(experts), done = std::move(done), device = device_] {
     kernels::prepare_thread();
     done(load_all(directory, config, experts, device->math(), threads));
+  });
+}
+
+void live_seams::load_expert(uint32_t layer, uint32_t expert,
+                             std::function<void(result<std::shared_ptr<const expert_weights>>)> done) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  if (!behind_) behind_ = std::make_unique<background_worker>([] { kernels::prepare_thread(); });
+  behind_->run([this, layer, expert, done = std::move(done)] {
+    if (!files_) {
+      auto opened = checkpoint::open(model_);
+      if (!opened) return done(opened.failure());
+      files_ = std::make_shared<const checkpoint>(*std::move(opened));
+    }
+    done(load_expert_weights(*files_, *config_, device_->math(), static_cast<int>(layer), static_cast<int>(expert)));
   });
 }
 
@@ -185,8 +204,8 @@ void live_seams::give_up(node_id peer, incarnation_id incarnation) {
   if (ucx_ != nullptr) ucx_->refuse(peer.value, incarnation.value);
 }
 
-void live_seams::ended(const error& reason, bool retired) {
-  if (options_.on_ended) options_.on_ended(reason, retired);
+void live_seams::ended(const error& reason, node_end how) {
+  if (options_.on_ended) options_.on_ended(reason, how);
 }
 
 }  // namespace troupe

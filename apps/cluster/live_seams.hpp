@@ -8,6 +8,7 @@
 
 #include "actors/node_seams.hpp"
 #include "runtime/accounting/timeline.hpp"
+#include "runtime/background_worker.hpp"
 #include "runtime/device/cpu_device.hpp"
 #include "runtime/wire/shaped_wire.hpp"
 #include "runtime/wire/ucx_wire.hpp"
@@ -16,7 +17,7 @@ namespace troupe {
 
 struct live_seams_options {
   std::string wire_host = "127.0.0.1";  // address that peers reach this node's wire at
-  std::function<void(const error& reason, bool retired)> on_ended;
+  std::function<void(const error& reason, node_end how)> on_ended;
   std::string trace;  // file for the node's timeline, appended to; empty: none
 };
 
@@ -35,16 +36,19 @@ class live_seams final : public node_seams {
   void load(const serving_settings& settings, std::shared_ptr<const model_config> config,
             std::vector<std::pair<uint32_t, uint32_t>> experts,
             std::function<void(std::shared_ptr<loaded_weights>)> done) override;
+  void load_expert(uint32_t layer, uint32_t expert,
+                   std::function<void(result<std::shared_ptr<const expert_weights>>)> done) override;
   std::shared_ptr<device> compute() override { return device_; }
   std::shared_ptr<wire> data_plane() override { return wire_; }
   std::shared_ptr<buffer_pool> dispatch_pool() override { return dispatch_pool_; }
   std::shared_ptr<buffer_pool> combine_pool() override { return combine_pool_; }
+  std::shared_ptr<buffer_pool> bulk_pool() override { return bulk_pool_; }
   uint64_t cpu_ns() const override;
   std::string wire_address() const override;
   void connect(const cluster_member& peer) override;
   void give_up(node_id peer, incarnation_id incarnation) override;
   caf::strong_actor_ptr bind(node_id, const caf::strong_actor_ptr& handle) override { return handle; }
-  void ended(const error& reason, bool retired) override;
+  void ended(const error& reason, node_end how) override;
 
  private:
   void cut_connections(const std::stop_token& stop, uint32_t period_ms, uint16_t node, uint32_t nodes);
@@ -55,6 +59,7 @@ class live_seams final : public node_seams {
   // Pools outlive the wire, and the wire every message: declared first, destroyed last.
   std::shared_ptr<buffer_pool> dispatch_pool_;
   std::shared_ptr<buffer_pool> combine_pool_;
+  std::shared_ptr<buffer_pool> bulk_pool_;
   std::shared_ptr<buffer_pool> received_dispatches_;
   std::shared_ptr<buffer_pool> received_combines_;
   std::shared_ptr<buffer_pool> received_bulk_;
@@ -63,7 +68,11 @@ class live_seams final : public node_seams {
   std::shared_ptr<wire> wire_;
   ucx_wire* ucx_ = nullptr;  // wire_, or what a shaped wire_ is in front of
   std::thread loader_;
-  std::jthread saboteur_;  // cuts connections where the settings ask for it; ends before the wire
+  std::string model_;  // directory
+  std::shared_ptr<const model_config> config_;
+  std::unique_ptr<background_worker> behind_;  // reads experts while the node serves
+  std::shared_ptr<const checkpoint> files_;    // that thread's, opened when first needed
+  std::jthread saboteur_;                      // cuts connections where the settings ask for it; ends before the wire
 };
 
 }  // namespace troupe

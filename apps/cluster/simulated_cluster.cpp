@@ -69,6 +69,7 @@ class simulated_cluster::seams final : public node_seams {
     const auto memory = size_node_memory(settings, config);
     dispatch_pool_ = std::make_shared<buffer_pool>(memory.dispatch_bytes);
     combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
+    bulk_pool_ = std::make_shared<buffer_pool>(bulk_pool_bytes);
     auto& time = cluster_.scheduler().time();
     device_ = std::make_shared<modelled_device>(time, label_, cluster_.model_->math, cluster_.options_.device,
                                                 settings.schedule.ranks);
@@ -86,12 +87,21 @@ class simulated_cluster::seams final : public node_seams {
     loaded->shard = cluster_.model_->shard;
     for (const auto& [layer, expert] : experts)
       loaded->experts.push_back({layer, expert, cluster_.model_->experts.at({layer, expert})});
-    cluster_.scheduler().time().after(std::chrono::milliseconds(5), label_, [done, loaded] { done(loaded); });
+    cluster_.scheduler().time().after(cluster_.options_.load_time, label_, [done, loaded] { done(loaded); });
+  }
+  void load_expert(uint32_t layer, uint32_t expert,
+                   std::function<void(result<std::shared_ptr<const expert_weights>>)> done) override {
+    const auto& readable = cluster_.options_.readable;
+    result<std::shared_ptr<const expert_weights>> loaded = cluster_.model_->experts.at({layer, expert});
+    if (readable && !readable(layer, expert)) loaded = error{errc::not_found, "the checkpoint has no such tensor"};
+    cluster_.scheduler().time().after(cluster_.options_.load_time, label_,
+                                      [done = std::move(done), loaded] { done(loaded); });
   }
   std::shared_ptr<device> compute() override { return device_; }
   std::shared_ptr<wire> data_plane() override { return wire_; }
   std::shared_ptr<buffer_pool> dispatch_pool() override { return dispatch_pool_; }
   std::shared_ptr<buffer_pool> combine_pool() override { return combine_pool_; }
+  std::shared_ptr<buffer_pool> bulk_pool() override { return bulk_pool_; }
   uint64_t cpu_ns() const override { return device_->statistics().busy_ns; }
   std::string wire_address() const override { return "simulated:" + std::to_string(label_); }
   void connect(const cluster_member&) override {}
@@ -99,7 +109,7 @@ class simulated_cluster::seams final : public node_seams {
   caf::strong_actor_ptr bind(node_id peer, const caf::strong_actor_ptr& handle) override {
     return cluster_.bind(label_, cluster_.label_of(peer), handle);
   }
-  void ended(const error&, bool) override {}
+  void ended(const error&, node_end how) override { released_ = how == node_end::released; }
 
   void close() {
     if (device_) device_->stop();
@@ -108,12 +118,14 @@ class simulated_cluster::seams final : public node_seams {
   }
 
   std::shared_ptr<modelled_device> device_;
+  bool released_ = false;
 
  private:
   simulated_cluster& cluster_;
   int label_;
   std::shared_ptr<buffer_pool> dispatch_pool_;
   std::shared_ptr<buffer_pool> combine_pool_;
+  std::shared_ptr<buffer_pool> bulk_pool_;
   std::shared_ptr<modelled_wire> wire_;
 };
 
@@ -129,7 +141,8 @@ simulated_cluster::simulated_cluster(std::shared_ptr<simulated_model> model, sim
   api_server_environment api;
   api.config = model_->config;
   api.model_name = "simulated";
-  api.requests_max = options_.settings.nodes * options_.settings.shards_per_node * options_.settings.sequences_max;
+  api.requests_max =
+      options_.settings.nodes_limit() * options_.settings.shards_per_node * options_.settings.sequences_max;
   api.seed = options_.seed;
   coordinator_environment coordination;
   coordination.settings = options_.settings;
@@ -137,7 +150,14 @@ simulated_cluster::simulated_cluster(std::shared_ptr<simulated_model> model, sim
   coordination.bind = [this](node_id peer, const caf::strong_actor_ptr& handle) {
     return bind(head_label, label_of(peer), handle);
   };
-  front_ = scheduler().on_node(head_label, [&] { return spawn_front(*system_, api, coordination); });
+  placing_options placing;
+  auto policy = make_live_policy(options_.settings.rebalance);
+  TROUPE_CHECK(policy, "a simulation names a policy that there is");
+  placing.policy = options_.policy ? options_.policy : *policy;
+  placing.run_behind = [this](std::function<void()> job) {
+    scheduler().time().after(options_.solve_time, head_label, std::move(job));
+  };
+  front_ = scheduler().on_node(head_label, [&] { return spawn_front(*system_, api, coordination, placing); });
   for (uint16_t node = 0; node < options_.settings.nodes; ++node) spawn_node(node, labels_++);
 }
 
@@ -266,6 +286,28 @@ void simulated_cluster::pause(uint16_t node) { scheduler().time().pause(processe
 
 void simulated_cluster::resume(uint16_t node) { scheduler().time().resume(processes_.at(node).label); }
 
+void simulated_cluster::join(uint16_t node) {
+  if (const auto gone = processes_.find(node); gone != processes_.end()) {
+    TROUPE_CHECK(gone->second.parts->released_, "a process joins in the place of one that is there");
+    graveyard_.push_back(std::move(gone->second));
+  }
+  spawn_node(node, labels_++);
+}
+
+void simulated_cluster::drain(uint16_t node) {
+  caf::anon_send(front_.coordinator, drain_request{node_id{node}, nullptr});
+}
+
+bool simulated_cluster::released(uint16_t node) const {
+  const auto known = processes_.find(node);
+  return known != processes_.end() && known->second.parts->released_;
+}
+
+uint64_t simulated_cluster::replicas_at(uint16_t node) const {
+  const auto snapshot = board();
+  return node < snapshot.nodes.size() ? snapshot.nodes[node].counters.replicas : 0;
+}
+
 void simulated_cluster::restart(uint16_t node) {
   auto& old = processes_.at(node);
   scheduler().time().kill(old.label);
@@ -291,7 +333,7 @@ device_statistics simulated_cluster::device_totals() const {
 uint64_t simulated_cluster::buffers_in_use() const {
   uint64_t sum = 0;
   for (const auto& [node, held] : processes_)
-    for (const auto& pool : {held.parts->dispatch_pool(), held.parts->combine_pool()})
+    for (const auto& pool : {held.parts->dispatch_pool(), held.parts->combine_pool(), held.parts->bulk_pool()})
       if (pool) sum += pool->bytes_in_use();
   return sum;
 }

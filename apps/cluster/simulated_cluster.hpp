@@ -41,6 +41,12 @@ struct simulation_options {
   link_model link;                                      // of every directed link that `settings.links` does not shape
   std::chrono::nanoseconds control_latency{100'000};    // of control messages between processes
   std::chrono::nanoseconds crash_detection{1'000'000};  // until a crash breaks connections
+  // Asked in place of the one that `settings.rebalance` names; and how long it takes.
+  placement_policy policy;
+  std::chrono::nanoseconds solve_time{1'000'000};
+  std::chrono::nanoseconds load_time{5'000'000};  // of weights from the checkpoint, a node's or one expert's
+  // Whether an expert can be read from the checkpoint by a node; empty: yes.
+  std::function<bool(uint32_t layer, uint32_t expert)> readable;
 };
 
 // What one request has produced so far.
@@ -70,6 +76,9 @@ class simulated_cluster {
   void pause(uint16_t node);
   void resume(uint16_t node);
   void restart(uint16_t node);  // a new process takes the node's place
+  void join(uint16_t node);     // one more process, of a number that is free
+  void drain(uint16_t node);
+  bool released(uint16_t node) const;  // it was drained, and its process has ended
 
   const std::vector<std::unique_ptr<simulated_stream>>& streams() const { return streams_; }
   modelled_network& network() { return *network_; }
@@ -83,6 +92,8 @@ class simulated_cluster {
   result<void> begin_timelines(const std::filesystem::path& file);
   result<void> end_timelines();
   board_snapshot board() const { return front_.board->read(); }
+  // Experts that a node holds now, and what they take, by its own count; zero for one that is not there.
+  uint64_t replicas_at(uint16_t node) const;
   virtual_scheduler& scheduler() { return virtual_scheduler::of(*system_); }
 
  private:

@@ -13,8 +13,8 @@ constexpr std::string_view model_prefix = "/v1/models/";
 bool is_post_path(std::string_view path) { return path == "/v1/chat/completions" || path == "/v1/completions"; }
 
 bool is_get_path(std::string_view path) {
-  return path == "/health" || path == "/metrics" || path == "/cluster" || path == "/steps" || path == "/v1/models" ||
-         (path.starts_with(model_prefix) && path.size() > model_prefix.size());
+  return path == "/health" || path == "/metrics" || path == "/cluster" || path == "/steps" || path == "/load" ||
+         path == "/v1/models" || (path.starts_with(model_prefix) && path.size() > model_prefix.size());
 }
 
 bool is_authorized(std::string_view authorization, std::string_view api_key) {
@@ -69,6 +69,7 @@ reply answer_get(std::string_view path, const api_backend& backend) {
   if (path == "/metrics")
     return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = backend.metrics_text()};
   if (path == "/steps") return {.content_type = "text/plain; charset=utf-8", .body = backend.steps_text()};
+  if (path == "/load") return {.content_type = "text/csv; charset=utf-8", .body = backend.load_csv()};
   if (path == "/cluster") return {.body = backend.cluster_json()};
   if (path == "/v1/models") return {.body = render_model_list(backend.model_name(), backend.model_created_s())};
   return answer_model(path, backend);
@@ -89,7 +90,7 @@ routed route(const request_view& request, std::string_view api_key, const api_ba
     return to_reply({.status = 404,
                      .message = "There is no '" + std::string(path.substr(0, 128)) +
                                 "' here; see /v1/models, "
-                                "/v1/chat/completions, /v1/completions, /health, /metrics, /steps and /cluster.",
+                                "/v1/chat/completions, /v1/completions, /health, /metrics, /steps, /load and /cluster.",
                      .code = "unknown_url"});
   }
   if (const auto refusal = check_method(request.method, path)) {

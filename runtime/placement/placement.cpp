@@ -32,27 +32,8 @@ result<placement_answer> place_by(const placement_policy& policy, const placemen
   const placement_limits limits;
   auto plan = place(policy, {even_load(layers, request.experts), topology, liveness, nullptr, limits});
   if (!plan) return plan.failure();
-  placement_answer answer;
-  answer.reason = std::move(plan->reason);
-  auto& table = answer.table;
-  table.layers = static_cast<uint32_t>(request.moe_layers.size());
-  table.experts = request.experts;
-  table.offsets.push_back(0);
-  uint32_t moe_layer = 0;
-  for (const bool moe : request.moe_layers) {
-    for (uint32_t expert = 0; expert < request.experts; ++expert) {
-      if (moe)
-        for (const uint16_t device : plan->map.replicas(moe_layer, expert)) {
-          const uint16_t node = request.nodes[device].node;
-          // A second replica on a node would serve nothing.
-          if (std::find(table.nodes.begin() + table.offsets.back(), table.nodes.end(), node) == table.nodes.end())
-            table.nodes.push_back(node);
-        }
-      table.offsets.push_back(static_cast<uint32_t>(table.nodes.size()));
-    }
-    moe_layer += moe ? 1 : 0;
-  }
-  return answer;
+  for (auto& device : plan->map.devices) device = request.nodes[device].node;
+  return placement_answer{table_of(plan->map, request.moe_layers), std::move(plan->reason)};
 }
 
 }  // namespace
@@ -67,6 +48,41 @@ result<table_policy> find_placement_policy(std::string_view name) {
   if (!policy) return policy.failure();
   return table_policy(
       [policy = std::move(*policy)](const placement_request& request) { return place_by(policy, request); });
+}
+
+expert_map map_of(const placement_table& table, const std::vector<bool>& moe_layers) {
+  expert_map map;
+  map.layers = static_cast<uint32_t>(std::count(moe_layers.begin(), moe_layers.end(), true));
+  map.experts = table.experts;
+  map.offsets.push_back(0);
+  for (uint32_t layer = 0; layer < table.layers; ++layer) {
+    if (!moe_layers[layer]) continue;
+    for (uint32_t expert = 0; expert < table.experts; ++expert) {
+      const auto nodes = table.replicas(layer, expert);
+      map.devices.insert(map.devices.end(), nodes.begin(), nodes.end());
+      map.offsets.push_back(static_cast<uint32_t>(map.devices.size()));
+    }
+  }
+  return map;
+}
+
+placement_table table_of(const expert_map& map, const std::vector<bool>& moe_layers) {
+  placement_table table;
+  table.layers = static_cast<uint32_t>(moe_layers.size());
+  table.experts = map.experts;
+  table.offsets.push_back(0);
+  uint32_t moe_layer = 0;
+  for (const bool moe : moe_layers) {
+    for (uint32_t expert = 0; expert < map.experts; ++expert) {
+      if (moe)
+        for (const uint16_t node : map.replicas(moe_layer, expert))
+          if (std::find(table.nodes.begin() + table.offsets.back(), table.nodes.end(), node) == table.nodes.end())
+            table.nodes.push_back(node);
+      table.offsets.push_back(static_cast<uint32_t>(table.nodes.size()));
+    }
+    moe_layer += moe ? 1 : 0;
+  }
+  return table;
 }
 
 result<placement_answer> place_linear(const placement_request& request) {

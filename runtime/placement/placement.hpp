@@ -5,6 +5,7 @@
 // policies themselves is policy.hpp. Pure functions, any thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "runtime/error.hpp"
+#include "runtime/placement/expert_map.hpp"
 
 namespace troupe {
 
@@ -23,15 +25,23 @@ struct placement_table {
   uint32_t experts = 0;
   std::vector<uint32_t> offsets;
   std::vector<uint16_t> nodes;
+  // Parallel to `nodes`: the part of an expert's rows that each replica should get, in 1/65535, for the
+  // `weighted` selection. Empty: alike.
+  std::vector<uint16_t> shares;
 
   std::span<const uint16_t> replicas(uint32_t layer, uint32_t expert) const {
     const size_t i = size_t{layer} * experts + expert;
     return {nodes.data() + offsets[i], offsets[i + 1] - offsets[i]};
   }
+  bool holds(uint32_t layer, uint32_t expert, uint16_t node) const {
+    const auto held = replicas(layer, expert);
+    return std::find(held.begin(), held.end(), node) != held.end();
+  }
+  bool operator==(const placement_table&) const = default;
 
   template <class Inspector>
   friend auto inspect(Inspector& f, placement_table& table) {
-    return f(table.layers, table.experts, table.offsets, table.nodes);
+    return f(table.layers, table.experts, table.offsets, table.nodes, table.shares);
   }
 };
 
@@ -59,6 +69,12 @@ using table_policy = std::function<result<placement_answer>(const placement_requ
 // A policy by its name in the configuration: `linear`, or one of policy_registry.hpp, which then sees every
 // expert equally loaded. Fails: not_found, naming those that exist.
 result<table_policy> find_placement_policy(std::string_view name);
+
+// The same placement as policies see it: MoE layers only, numbered from 0; a device is a node of that number.
+// `moe_layers` has an entry for each layer of the table, true for those with experts.
+expert_map map_of(const placement_table& table, const std::vector<bool>& moe_layers);
+// And back. A second replica on a node serves nothing and is left out. Requires: the map's layers are the true ones.
+placement_table table_of(const expert_map& map, const std::vector<bool>& moe_layers);
 
 // Expert e of a layer goes to node e * N / E; redundant replicas go to the nodes after it.
 result<placement_answer> place_linear(const placement_request& request);

@@ -8,10 +8,21 @@
 namespace troupe {
 
 std::optional<replica_selection> replica_selection_from_name(std::string_view name) {
+  if (name == "first") return replica_selection::first;
   if (name == "even") return replica_selection::even;
   if (name == "nearest") return replica_selection::nearest;
   if (name == "weighted") return replica_selection::weighted;
   return std::nullopt;
+}
+
+std::string_view name(replica_selection selection) {
+  switch (selection) {
+    case replica_selection::first: return "first";
+    case replica_selection::even: return "even";
+    case replica_selection::nearest: return "nearest";
+    case replica_selection::weighted: return "weighted";
+  }
+  return "unknown";
 }
 
 namespace {
@@ -26,6 +37,10 @@ int distance(const placement_topology& topology, uint16_t source, uint16_t devic
 
 size_t select_replica(replica_selection selection, std::span<const uint16_t> replicas, std::span<const float> shares,
                       const placement_topology& topology, uint16_t source, uint64_t key) {
+  if (selection == replica_selection::first) {
+    const auto own = std::find(replicas.begin(), replicas.end(), source);
+    return own == replicas.end() ? 0 : static_cast<size_t>(own - replicas.begin());
+  }
   seeded_random draw(key);
   if (selection == replica_selection::weighted && shares.size() == replicas.size()) {
     double point = draw.uniform();
@@ -122,6 +137,15 @@ dispatched_rows dispatch(const expert_map& map, const load_history& load, const 
         return told_apart ? static_cast<double>(window.source_rows[source * entries + entry])
                           : total / static_cast<double>(sources);
       };
+      if (selection == replica_selection::first) {
+        for (size_t source = 0; source < sources; ++source) {
+          const uint16_t at = live[source * live.size() / sources];
+          const uint16_t device = replicas[select_replica(selection, replicas, {}, topology, at, 0)];
+          received[device] += from_source(source);
+          if (distance(topology, at, device) == 2) found.crossing += from_source(source);
+        }
+        continue;
+      }
       if (selection == replica_selection::nearest) {
         for (size_t source = 0; source < sources; ++source) {
           const double rows = from_source(source);

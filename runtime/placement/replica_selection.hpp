@@ -15,12 +15,14 @@
 namespace troupe {
 
 enum class replica_selection {
+  first,     // on the source's device, else the first of the list: fewest nodes read an expert's weights
   even,      // replicas take turns: what EPLB assumes
   nearest,   // on the source's device, else on its node, else any; equals take turns
   weighted,  // in shares that level the devices' rows
 };
 
 std::optional<replica_selection> replica_selection_from_name(std::string_view name);
+std::string_view name(replica_selection selection);
 
 // The replica that serves a row, as an index into `replicas`. `key` tells rows apart (a hash of request and
 // position); `shares`, parallel to `replicas`, is for weighted only. Requires: replicas is not empty; source is

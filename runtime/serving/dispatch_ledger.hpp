@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/placement/placement.hpp"
+#include "runtime/placement/replica_selection.hpp"
 #include "runtime/serving/shard_step.hpp"
 
 namespace troupe {
@@ -23,23 +24,36 @@ struct live_node {
   uint32_t incarnation = 0;
 };
 
-// Which replica serves: the shard's own node when it holds one, else the first live one.
+// Tells the rows of a shard apart when a replica is chosen: the same row asks the same replica again.
+uint64_t row_key(request_id request, int32_t position, uint32_t layer, uint32_t expert);
+
+// Which replica serves a row, among the live ones.
 class replica_router {
  public:
-  void update(const placement_table& placement, std::span<const live_node> live, uint16_t own_node);
+  void update(const placement_table& placement, std::span<const live_node> live, uint16_t own_node,
+              replica_selection selection);
 
-  // The node that serves, or nothing when no replica is live.
-  std::optional<uint16_t> serves(uint32_t layer, uint32_t expert) const;
+  // The node that serves, or nothing when no replica is live. `key`: see `row_key`.
+  std::optional<uint16_t> serves(uint32_t layer, uint32_t expert, uint64_t key) const;
   // Another live replica than `but`, or nothing.
   std::optional<uint16_t> alternative(uint32_t layer, uint32_t expert, uint16_t but) const;
+  // Whether a live node holds a replica.
+  bool holds(uint32_t layer, uint32_t expert, uint16_t node) const;
   // The incarnation of a live node, or nothing.
   std::optional<uint32_t> incarnation(uint16_t node) const;
 
  private:
-  static constexpr uint16_t none = 0xffff;
-  placement_table placement_;
+  std::span<const uint16_t> candidates(uint32_t layer, uint32_t expert) const;
+
+  replica_selection selection_ = replica_selection::first;
+  placement_topology topology_;  // a device a node
+  uint16_t own_node_ = 0;
+  uint32_t experts_ = 0;
   std::vector<live_node> live_;
-  std::vector<uint16_t> serving_;  // [layers * experts]
+  // Live replicas of entry layer * experts + expert: nodes_[offsets_[entry] .. offsets_[entry + 1]).
+  std::vector<uint32_t> offsets_;
+  std::vector<uint16_t> nodes_;
+  std::vector<float> shares_;  // parallel to `nodes_`
 };
 
 using steady_time = std::chrono::steady_clock::time_point;
@@ -51,6 +65,7 @@ struct outstanding_dispatch {
   uint32_t layer = 0;
   live_node to;
   uint32_t attempt = 0;
+  uint64_t epoch = 0;  // it was sent under
   bool sent = false;
   bool repeated = false;  // its deadline passed and its pairs were sent elsewhere too
   uint64_t bytes = 0;     // of the message, when sent
@@ -60,11 +75,11 @@ struct outstanding_dispatch {
 
 class dispatch_ledger {
  public:
-  // Groups `pairs` by destination. `avoid` excludes a node (a retry after it failed); pairs that no live
-  // replica can serve are appended to `stranded`.
+  // Groups `pairs` by destination; `keys` are theirs, in the same order. `avoid` excludes a node (a retry after it
+  // failed); pairs that no live replica can serve are appended to `stranded`.
   void open(uint32_t step_index, uint64_t step_number, uint32_t layer, std::span<const owed_pair> pairs,
-            const replica_router& router, std::optional<uint16_t> avoid, uint32_t attempt, steady_time now,
-            std::vector<owed_pair>& stranded);
+            std::span<const uint64_t> keys, const replica_router& router, std::optional<uint16_t> avoid,
+            uint32_t attempt, steady_time now, std::vector<owed_pair>& stranded);
 
   // The entry of an answer, or null (late, repeated, or not ours).
   outstanding_dispatch* find(uint32_t id);
@@ -73,6 +88,8 @@ class dispatch_ledger {
   void close_step(uint32_t step_index);
 
   std::vector<outstanding_dispatch>& entries() { return entries_; }
+  // The oldest epoch that an unanswered dispatch was sent under, but not above `current`.
+  uint64_t oldest_epoch(uint64_t current) const;
   uint64_t sent_count() const { return sent_; }
   uint64_t resent_count() const { return resent_; }
   void count_sent(const outstanding_dispatch& entry) {

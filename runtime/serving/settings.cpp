@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/serving/shard_load.hpp"
+
 namespace troupe {
 
 namespace {
@@ -63,10 +65,15 @@ std::string serving_settings::to_json() const {
                         {"dispatch", static_cast<int>(dispatch)},
                         {"combine", static_cast<int>(combine)},
                         {"nodes", nodes},
+                        {"nodes_max", nodes_max},
                         {"shards_per_node", shards_per_node},
                         {"threads_per_node", threads_per_node},
                         {"redundant_replicas", redundant_replicas},
                         {"placement", placement},
+                        {"selection", name(selection)},
+                        {"rebalance", troupe::to_json(rebalance)},
+                        {"prefill_balancer", prefill_balancer},
+                        {"decode_balancer", decode_balancer},
                         {"schedule", to_yaml(schedule)},
                         {"rows_max", rows_max},
                         {"chunk", chunk},
@@ -94,10 +101,19 @@ result<serving_settings> parse_settings(std::string_view json) {
     settings.combine = dtype("combine");
     document.at("model").get_to(settings.model);
     document.at("nodes").get_to(settings.nodes);
+    document.at("nodes_max").get_to(settings.nodes_max);
     document.at("shards_per_node").get_to(settings.shards_per_node);
     document.at("threads_per_node").get_to(settings.threads_per_node);
     document.at("redundant_replicas").get_to(settings.redundant_replicas);
     document.at("placement").get_to(settings.placement);
+    const auto selection = replica_selection_from_name(document.at("selection").get<std::string>());
+    if (!selection) return error{errc::malformed, "the head's settings name an unknown replica selection"};
+    settings.selection = *selection;
+    auto rebalance = parse_rebalance_settings(document.at("rebalance").get<std::string>());
+    if (!rebalance) return rebalance.failure();
+    settings.rebalance = *std::move(rebalance);
+    document.at("prefill_balancer").get_to(settings.prefill_balancer);
+    document.at("decode_balancer").get_to(settings.decode_balancer);
     auto schedule = parse_schedule(document.at("schedule").get<std::string>());
     if (!schedule) return schedule.failure();
     settings.schedule = *std::move(schedule);
@@ -127,6 +143,7 @@ result<void> validate(const serving_settings& settings) {
   };
   const bound bounds[] = {
       {"nodes", settings.nodes, 1, 256},
+      {"nodes_max", settings.nodes_max, 0, 256},
       {"shards_per_node", settings.shards_per_node, 1, 64},
       {"threads_per_node", settings.threads_per_node, 1, 256},
       {"redundant_replicas", settings.redundant_replicas, 0, 255},
@@ -148,7 +165,10 @@ result<void> validate(const serving_settings& settings) {
     return error{errc::invalid_argument,
                  "combine may be f32 or bf16: expert outputs in fp8 would lose what the sum over experts needs"};
   if (auto valid = validate_transports(settings.transports); !valid) return valid;
-  return validate(settings.links, settings.nodes);
+  if (auto valid = validate(settings.rebalance); !valid) return valid;
+  if (auto choice = make_prefill_choice(settings.prefill_balancer); !choice) return choice.failure();
+  if (auto choice = make_decode_choice(settings.decode_balancer); !choice) return choice.failure();
+  return validate(settings.links, settings.nodes_limit());
 }
 
 }  // namespace troupe

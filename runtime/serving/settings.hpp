@@ -9,6 +9,8 @@
 
 #include "kernels/profile.hpp"
 #include "runtime/error.hpp"
+#include "runtime/placement/replica_selection.hpp"
+#include "runtime/serving/rebalance_settings.hpp"
 #include "runtime/serving/schedule.hpp"
 #include "runtime/wire/link_shape.hpp"
 #include "runtime/wire/micro_batch.hpp"
@@ -18,13 +20,18 @@ namespace troupe {
 struct serving_settings {
   std::string model;  // directory of the model, on every node
   kernels::profile profile = kernels::profile::f32;
-  wire_dtype dispatch = wire_dtype::f32;  // dtype of activations that travel to experts
-  wire_dtype combine = wire_dtype::f32;   // dtype of expert outputs on the way back
-  uint32_t nodes = 4;                     // nodes the unit consists of
-  uint32_t shards_per_node = 1;           // attention shards a device hosts
-  uint32_t threads_per_node = 1;          // compute threads of a device
-  uint32_t redundant_replicas = 1;        // replicas of each expert beyond the first
-  std::string placement = "linear";
+  wire_dtype dispatch = wire_dtype::f32;                   // dtype of activations that travel to experts
+  wire_dtype combine = wire_dtype::f32;                    // dtype of expert outputs on the way back
+  uint32_t nodes = 4;                                      // nodes the unit consists of at the start
+  uint32_t nodes_max = 0;                                  // that it may have when more join; 0: as many as `nodes`
+  uint32_t shards_per_node = 1;                            // attention shards a device hosts
+  uint32_t threads_per_node = 1;                           // compute threads of a device
+  uint32_t redundant_replicas = 1;                         // replicas of each expert beyond the first
+  std::string placement = "linear";                        // where experts are at the start
+  replica_selection selection = replica_selection::first;  // which replica serves a row
+  rebalance_settings rebalance;
+  std::string prefill_balancer = "published";
+  std::string decode_balancer = "stay";
   troupe::schedule schedule;             // how a shard's batch is cut into micro-batches that take turns
   uint32_t rows_max = 256;               // rows of a micro-batch
   uint32_t chunk = 128;                  // prompt rows a sequence contributes to a micro-batch at most
@@ -39,6 +46,8 @@ struct serving_settings {
   std::vector<link_rule> links;              // links between nodes that are made slower than they are
 
   std::string to_json() const;
+  // Nodes that memory and numbers are reckoned for.
+  uint32_t nodes_limit() const { return nodes_max > nodes ? nodes_max : nodes; }
 };
 
 // Fails: malformed, naming the field.

@@ -2,12 +2,14 @@
 //
 //   bench_cluster tax --model DIR       four processes with a shard each against one process with four
 //   bench_cluster overlap --model DIR   schedules over shaped links against the bound of the run
+//   bench_cluster rebalance --model DIR time between tokens while experts move, against a cluster where they stay
 //
 // Both talk to real `troupe serve` processes over HTTP, on this machine's cores. Prompts are token ids.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -186,6 +188,116 @@ void measure_overlap(const std::string& model, const std::string& profile, int r
   }
 }
 
+// One streamed completion: appends the times between its tokens, ms. Returns false when it fails.
+bool stream_tokens(uint16_t port, const nlohmann::json& body, std::vector<double>& gaps_ms) {
+  const int connection = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const auto text = body.dump();
+  const std::string request = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" +
+                              std::string("Content-Type: application/json\r\nContent-Length: ") +
+                              std::to_string(text.size()) + "\r\n\r\n" + text;
+  bool fine = connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+              send(connection, request.data(), request.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(request.size());
+  std::string last;  // the end of what came before: a mark may be cut in two
+  std::optional<bench_clock::time_point> before;
+  bool done = false;
+  char part[16384];
+  ssize_t got = 0;
+  while (fine && (got = recv(connection, part, sizeof part, 0)) > 0) {
+    const auto now = bench_clock::now();
+    last.append(part, static_cast<size_t>(got));
+    for (size_t at = 0; (at = last.find("\nid: ")) != std::string::npos; last.erase(0, at + 5)) {
+      if (before) gaps_ms.push_back(std::chrono::duration<double, std::milli>(now - *before).count());
+      before = now;
+    }
+    done = done || last.find("[DONE]") != std::string::npos;
+    if (last.size() > 16) last.erase(0, last.size() - 16);
+  }
+  close(connection);
+  return fine && done;
+}
+
+struct gap_summary {
+  double median_ms = 0;
+  double p99_ms = 0;
+  double longest_ms = 0;
+};
+
+// Streams whose prompts have few tokens, so that some experts are hot; which, differs from run to run.
+gap_summary run_hot_streams(const testing::served_cluster& cluster, int run_number) {
+  constexpr int streams = 16, max_tokens = 320;
+  std::vector<std::vector<double>> gaps(streams);
+  std::atomic<bool> fine{true};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < streams; ++i)
+    clients.emplace_back([&, i] {
+      std::vector<int> ids;
+      for (int j = 0; j < 12; ++j) ids.push_back(3 + run_number * 7 % 400 + (i + j) % 3);
+      const nlohmann::json body{{"prompt", ids},     {"max_tokens", max_tokens}, {"temperature", 0},
+                                {"logprobs", 1},     {"stream", true},           {"seed", i},
+                                {"ignore_eos", true}};
+      if (!stream_tokens(cluster.port(), body, gaps[static_cast<size_t>(i)])) fine = false;
+    });
+  for (auto& client : clients) client.join();
+  if (!fine) {
+    std::fprintf(stderr, "bench_cluster: a stream failed\n");
+    std::exit(1);
+  }
+  std::vector<double> all;
+  for (const auto& one : gaps) all.insert(all.end(), one.begin(), one.end());
+  std::sort(all.begin(), all.end());
+  const auto part = [&](double of) { return all[static_cast<size_t>(of * static_cast<double>(all.size() - 1))]; };
+  return {part(0.5), part(0.99), all.back()};
+}
+
+void measure_rebalance(const std::string& model, const std::string& profile, double bandwidth_mb_s, int runs) {
+  const auto lines = "model: " + model + "\nprofile: " + profile +
+                     "\nverdict_ms: 20000\ndispatch_deadline_ms: 20000\nschedule: serial\nselection: weighted\n";
+  const auto still = start(4, lines);
+  const auto moving = start(4, lines + "rebalance: {policy: eplb_distinct, window_ms: 500, period_ms: 500, decay: 0, " +
+                                   "bandwidth_mb_s: " + std::to_string(bandwidth_mb_s) + "}\n");
+  std::vector<double> still_p50, still_p99, moving_p50, moving_p99, ratio_p50, ratio_p99;
+  const auto moves = [&] { return moving->cluster()["rebalance"]["moves_done"].get<uint64_t>(); };
+  uint64_t before = 0;
+  for (int i = -2; i < runs; ++i) {  // the first pairs warm up
+    gap_summary a, b;
+    if (i % 2 == 0) a = run_hot_streams(*still, i + 2);
+    b = run_hot_streams(*moving, i + 2);
+    if (i % 2 != 0) a = run_hot_streams(*still, i + 2);
+    if (i < 0) {
+      before = moves();
+      continue;
+    }
+    std::printf("pair %d: p99 %.1f ms, moving %.1f ms; longest %.1f, moving %.1f\n", i, a.p99_ms, b.p99_ms,
+                a.longest_ms, b.longest_ms);
+    std::fflush(stdout);
+    still_p50.push_back(a.median_ms);
+    still_p99.push_back(a.p99_ms);
+    moving_p50.push_back(b.median_ms);
+    moving_p99.push_back(b.p99_ms);
+    ratio_p50.push_back(b.median_ms / a.median_ms);
+    ratio_p99.push_back(b.p99_ms / a.p99_ms);
+  }
+  const auto done = moving->cluster()["rebalance"];
+  std::printf("%llu replicas moved during the runs, %.1f MB since the start, %llu failed\n",
+              static_cast<unsigned long long>(moves() - before), done["bytes_moved"].get<double>() * 1e-6,
+              static_cast<unsigned long long>(done["moves_failed"].get<uint64_t>()));
+  std::printf("%-22s %16s %16s %22s\n", "ms between tokens", "experts stay", "experts move", "ratio (95 % interval)");
+  const auto line = [](const char* what, const std::vector<double>& a, const std::vector<double>& b,
+                       const std::vector<double>& ratios) {
+    const auto [mean_a, width_a] = mean_of(a);
+    const auto [mean_b, width_b] = mean_of(b);
+    const auto [ratio, width] = mean_of(ratios);
+    std::printf("%-22s %7.3f +- %.3f  %7.3f +- %.3f  %12.3f +- %.3f\n", what, mean_a, width_a, mean_b, width_b, ratio,
+                width);
+  };
+  line("median", still_p50, moving_p50, ratio_p50);
+  line("p99", still_p99, moving_p99, ratio_p99);
+}
+
 }  // namespace
 }  // namespace troupe
 
@@ -206,9 +318,14 @@ int main(int count, char** arguments) {
   tax->add_option("--schedule", schedule, "Of both")->capture_default_str();
   auto* overlap = app.add_subcommand("overlap", "Serial and dual schedules over shaped links, against their bound");
   options(overlap);
+  double bandwidth_mb_s = 100;
+  auto* rebalance = app.add_subcommand("rebalance", "Time between tokens while experts move, and while they stay");
+  options(rebalance);
+  rebalance->add_option("--bandwidth", bandwidth_mb_s, "Of weights that a node takes in, MB/s")->capture_default_str();
   CLI11_PARSE(app, count, arguments);
   const auto directory = std::filesystem::absolute(model).string();
   if (*tax) troupe::measure_tax(directory, profile, schedule, runs);
+  if (*rebalance) troupe::measure_rebalance(directory, profile, bandwidth_mb_s, runs);
   if (*overlap) troupe::measure_overlap(directory, profile, runs);
   return 0;
 }

@@ -98,6 +98,15 @@ class served_cluster {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
+  // Where other processes join, as the head prints it.
+  std::string join_address() const {
+    const std::string before = "troupe node --join ";
+    const auto said = log();
+    const size_t at = said.find(before);
+    if (at == std::string::npos) return "";
+    return said.substr(at + before.size(), said.find('\n', at) - at - before.size());
+  }
+
   // Sends a signal to the head and waits for its end.
   void stop(int signal) {
     if (process_ <= 0) return;

@@ -168,7 +168,7 @@ TEST_CASE("balancers choose by the published objectives") {
   const shard_load idle{.requests = 3, .tokens = 90, .attention_work = 1365};
   const std::vector<shard_load> loads{busy, idle};
   CHECK(choose_prefill_shard(loads, 10) == 1);
-  CHECK(choose_decode_shard(loads) == 1);
+  CHECK(choose_decode_shard(loads, 0) == 1);
   CHECK(!choose_prefill_shard({}, 10));
 }
 
@@ -176,10 +176,18 @@ TEST_CASE("settings survive the way to a node, and bad ones are refused by name"
   serving_settings settings;
   settings.model = "/a model";
   settings.rows_max = 77;
+  settings.nodes_max = 9;
+  settings.selection = replica_selection::weighted;
+  settings.rebalance.policy = "search:trials=10";
+  settings.rebalance.decay = 0.25;
+  settings.rebalance.bandwidth_mb_s = 12.5;
   const auto read = parse_settings(settings.to_json());
   REQUIRE(read);
   CHECK(read->rows_max == 77);
   CHECK(read->model == "/a model");
+  CHECK(read->rebalance == settings.rebalance);
+  CHECK(read->selection == replica_selection::weighted);
+  CHECK(read->nodes_max == 9);
   settings.verdict_ms = settings.heartbeat_ms;
   CHECK(validate(settings).failure().message.find("verdict_ms") != std::string::npos);
   CHECK(!parse_settings("{}"));

@@ -55,6 +55,35 @@ TEST_CASE("wrong links are refused with the entry and the nearest key") {
   CHECK(contains(refusal("link: []\n"), "did you mean `links`?"));
 }
 
+TEST_CASE("rebalance is a map of its own settings, and names a policy that there is") {
+  const auto config = load(
+      "nodes_max: 6\nselection: weighted\nprefill_balancer: random:seed=4\n"
+      "rebalance:\n  policy: incremental:aim=0.3\n  period_ms: 5000\n  imbalance: 1.25\n  redundant_per_layer: 8\n"
+      "  bandwidth_mb_s: 12.5\n  move_mb_max: 64\n");
+  REQUIRE(config);
+  const auto& settings = config->settings;
+  CHECK(settings.nodes_limit() == 6);
+  CHECK(settings.selection == replica_selection::weighted);
+  CHECK(settings.prefill_balancer == "random:seed=4");
+  CHECK(settings.rebalance.policy == "incremental:aim=0.3");
+  CHECK(settings.rebalance.imbalance == 1.25);
+  CHECK(settings.rebalance.redundant_per_layer == 8);
+  CHECK(load("")->settings.rebalance == rebalance_settings{});
+}
+
+TEST_CASE("wrong settings of balancers are refused with the nearest name or the range") {
+  CHECK(contains(refusal("rebalance: {polcy: eplb}\n"),
+                 "rebalance: there is no setting `polcy`; did you mean `policy`?"));
+  CHECK(contains(refusal("rebalance: {policy: elpb}\n"), "there is no placement policy 'elpb'; did you mean 'eplb'?"));
+  CHECK(contains(refusal("rebalance: {policy: eplb, window_ms: 1}\n"), "window_ms is 1; it must be between 20"));
+  CHECK(contains(refusal("rebalance: {decay: .nan}\n"), "rebalance: decay is"));
+  CHECK(contains(refusal("rebalance: {imbalance: 0.5}\n"), "must be above 1"));
+  CHECK(contains(refusal("selection: heaviest\n"), "it may be first, nearest, even or weighted"));
+  CHECK(contains(refusal("prefill_balancer: roundrobin\n"), "did you mean 'round_robin'?"));
+  CHECK(contains(refusal("decode_balancer: gone\n"), "there is no decode balancer 'gone'"));
+  CHECK(contains(refusal("rebalance: {policy: 'program:'}\n"), "needs a command"));
+}
+
 TEST_CASE("transports are UCX's list, and may be empty") {
   CHECK(load("")->settings.transports == "posix,cma,tcp");
   CHECK(load("transports: tcp\n")->settings.transports == "tcp");

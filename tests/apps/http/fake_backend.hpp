@@ -77,6 +77,7 @@ class fake_backend final : public api_backend {
   bool healthy() const override { return is_healthy; }
   std::string cluster_json() const override { return R"({"nodes":1})"; }
   std::string metrics_text() const override { return "troupe_requests_total 7\n"; }
+  std::string load_csv() const override { return "window,layer,expert,rows\n"; }
   std::string steps_text() const override { return "layer  rows\n"; }
 
  private:
