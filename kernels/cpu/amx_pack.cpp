@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/transpose.hpp"
+
 namespace troupe::kernels {
 namespace {
 
@@ -20,6 +22,31 @@ void fill_tiles(const weight_reader& weight, std::byte* body, Position position,
         for (int i = 0; i < depth; ++i) out[position(c, i)] = read(column + c, step * tile_depth + i);
     }
   }
+}
+
+// The same for BF16 that lies straight, a pair of tiles at a time so that the output is one stream. A row's two
+// neighbouring inputs are one word of the tile.
+void fill_bf16_tiles(const weight_reader& weight, std::byte* body) {
+  constexpr size_t tile_bytes = tile_elements * sizeof(uint16_t);
+  constexpr int ahead = 4 * tile_depth;  // how far the rows, each a stream of its own, are prefetched
+  const int steps = tile_steps(weight.depth());
+  const int64_t stride = int64_t{weight.depth()} * 2;
+  for (int column = 0; column < weight.columns(); column += 2 * tile_columns)
+    for (int step = 0; step < steps; ++step)
+      for (int first = column; first < column + 2 * tile_columns; first += tile_columns, body += tile_bytes) {
+        const int width = std::min(tile_columns, weight.columns() - first);
+        const int depth = std::min(tile_depth, weight.depth() - step * tile_depth);
+        if (width == tile_columns && depth == tile_depth) {
+          const std::byte* rows = weight.row(first) + step * tile_depth * 2;
+          for (int c = 0; c < tile_columns; ++c) __builtin_prefetch(rows + c * stride + ahead * 2);
+          transpose_words(rows, stride, body);
+          continue;
+        }
+        auto* out = reinterpret_cast<uint16_t*>(body);
+        for (int c = 0; c < width; ++c)
+          for (int i = 0; i < depth; ++i)
+            out[bf16_position(c, i)] = weight.stored<uint16_t>(first + c, step * tile_depth + i);
+      }
 }
 
 void fill_scales(const weight_reader& weight, float* out) {
@@ -50,7 +77,10 @@ packed_matrix pack_amx(const weight_reader& weight) {
       fill_tiles<uint8_t>(weight, body, e4m3_position, [&](int c, int i) { return weight.stored<uint8_t>(c, i); });
       break;
     case weight_dtype::bf16:
-      fill_tiles<uint16_t>(weight, body, bf16_position, [&](int c, int i) { return weight.stored<uint16_t>(c, i); });
+      if (weight.transposed())
+        fill_tiles<uint16_t>(weight, body, bf16_position, [&](int c, int i) { return weight.stored<uint16_t>(c, i); });
+      else
+        fill_bf16_tiles(weight, body);
       break;
     case weight_dtype::f32:
       fill_tiles<uint16_t>(weight, body, bf16_position,

@@ -161,11 +161,3 @@ TEST_CASE("rows with strides and unaligned weights multiply as tight ones") {
     }
   }
 }
-
-TEST_CASE("a large weight lies on a huge-page boundary") {
-  const auto math = compute::make(profile::f32);
-  const test_weight w = make_weight("huge.W", weight_dtype::f32, 1024, 640);
-  const packed_matrix packed = math->pack(w.view(), weight_format::f32);
-  CHECK(packed.bytes() >= size_t{1024} * 640 * 4);
-  CHECK(reinterpret_cast<uintptr_t>(packed.data()) % (size_t{2} << 20) == 0);
-}
