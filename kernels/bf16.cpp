@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "kernels/compute.hpp"
+#include "kernels/cpu/lanes.hpp"
 
 namespace troupe::kernels {
 
@@ -15,12 +16,8 @@ uint16_t bf16_round(float value) {
 
 float bf16_widen(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
 
-void bf16_round_row(const float* x, uint16_t* out, int count) {
-  for (int i = 0; i < count; ++i) out[i] = bf16_round(x[i]);
-}
+void bf16_round_row(const float* x, uint16_t* out, int count) { best_lanes().bf16_round_row(x, out, count); }
 
-void bf16_widen_row(const uint16_t* x, float* out, int count) {
-  for (int i = 0; i < count; ++i) out[i] = bf16_widen(x[i]);
-}
+void bf16_widen_row(const uint16_t* x, float* out, int count) { best_lanes().bf16_widen_row(x, out, count); }
 
 }  // namespace troupe::kernels

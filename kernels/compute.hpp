@@ -32,6 +32,14 @@ struct weight_view {
 // Which arithmetic a packed weight is for. `f32` also serves the router inside profile amx_bf16.
 enum class weight_format : uint8_t { f32, amx_bf16 };
 
+// Where a packer put the parts of a weight, from its first byte. Kept beside the weight, not in it: a product would
+// otherwise begin with waiting for memory.
+struct packed_parts {
+  uint32_t storage = 0;      // the kernels' weight_storage
+  size_t scales_offset = 0;  // FP8 only
+  size_t body_offset = 0;
+};
+
 // A weight in the layout its kernel streams; made once, read by any number of threads.
 class packed_matrix {
  public:
@@ -44,10 +52,11 @@ class packed_matrix {
   weight_format format() const { return format_; }
   size_t bytes() const { return bytes_; }
   const std::byte* data() const { return data_.get(); }
+  const packed_parts& parts() const { return parts_; }
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
-  friend packed_matrix make_packed(weight_format format, int n, int k, size_t bytes);
+  friend packed_matrix make_packed(weight_format format, int n, int k, size_t bytes, const packed_parts& parts);
   struct release {
     // Constructors rather than an initialiser, which a nested class may not use before the outer one is complete.
     release() noexcept : mapped(0) {}
@@ -60,13 +69,14 @@ class packed_matrix {
   int n_ = 0;
   int k_ = 0;
   weight_format format_ = weight_format::f32;
+  packed_parts parts_;
 
  public:
   std::byte* mutable_data() { return data_.get(); }  // only while packing
 };
 
 // Storage for a packed weight, 64-byte aligned, on huge pages where they help.
-packed_matrix make_packed(weight_format format, int n, int k, size_t bytes);
+packed_matrix make_packed(weight_format format, int n, int k, size_t bytes, const packed_parts& parts);
 
 // Working memory of one thread; grows to the largest call and stays.
 class scratch {
@@ -87,12 +97,44 @@ struct kv_layout {
   size_t block_bytes = 0;  // set by compute::layout_kv
 };
 
-// Shape of one absorbed attention call.
+// Shape of absorbed attention.
 struct mla_shape {
   int heads = 0;
   int rk = 0;       // latent width
   int dr = 0;       // rope width
   float scale = 0;  // softmax scale
+};
+
+// How a profile keeps and divides attention.
+struct mla_form {
+  size_t query_bytes = 0;     // one row's queries of all heads, as `mla_query` writes them
+  size_t attended_bytes = 0;  // one row's weighted latents of all heads
+  size_t partial_bytes = 0;   // one row's result over one span
+  int heads_together = 1;     // ranges of heads begin at multiples of this
+  int span = 0;               // positions that one partial result covers; 0: a row's positions are never divided
+};
+
+// One query row over positions 0 .. length-1 of its sequence.
+struct mla_row {
+  const std::byte* query = nullptr;  // [query_bytes]
+  std::byte* attended = nullptr;     // [attended_bytes]
+  int length = 0;
+};
+
+// Rows as inputs of matrix products: rounded and ordered as the profile multiplies them. Made once (`input_row`), read
+// by any number of products and threads. What lies in rows beyond `m` of the last 16 does not matter.
+struct product_input {
+  const std::byte* data = nullptr;  // [input_bytes(m, k)], 64-byte aligned
+  int m = 0;
+  int k = 0;
+};
+
+enum class element : uint8_t { f32, bf16 };
+
+// One of a token's experts and its gate weight.
+struct routed_expert {
+  int expert = 0;
+  float gate = 0;
 };
 
 class compute {
@@ -117,9 +159,27 @@ class compute {
   // projection, whose UK [dn, rk] multiplies q from the other side).
   virtual packed_matrix pack_transposed(const weight_view& weight, weight_format format) const = 0;
 
-  // y[i, j] = sum over k of x[i, k] * W[j, k], for rows i in [0, m) and columns j in [n_begin, n_end).
-  // x [m, k] FP32 with row stride ldx; y [m, n] FP32 with row stride ldy (addressed from column 0).
-  // Requires: n_begin and n_end are multiples of 16 or n_end == n.
+  virtual size_t input_bytes(int m, int k) const = 0;
+  // Makes x [k] row `row` of a product's input. Different rows may be made at the same time.
+  virtual void input_row(const float* x, int row, int k, std::byte* input) const = 0;
+  // The same from BF16 values.
+  virtual void input_row(const uint16_t* x, int row, int k, std::byte* input) const = 0;
+
+  // y[i, j] = sum over k of x[i, k] * W[j, k], for all rows i and columns j in [n_begin, n_end).
+  // y [m, n] FP32 with row stride ldy (addressed from column 0).
+  // Requires: n_begin and n_end are multiples of 16 or n_end == n; the weight is of the preferred format.
+  virtual void matmul(const packed_matrix& weight, const product_input& x, float* y, int64_t ldy, int n_begin,
+                      int n_end) const = 0;
+  // The same to rows that lie apart: column j of row i is element j of rows[i], rounded if `kind` is BF16. Returns
+  // false when a value is NaN or infinite.
+  virtual bool matmul_apart(const packed_matrix& weight, const product_input& x, element kind, std::byte* const* rows,
+                            int n_begin, int n_end) const = 0;
+  // Columns [n_begin, n_end) of silu(x G) * (x U), as the input of the product that follows: out [input_bytes(m, n)].
+  // Requires: as matmul, in multiples of 32; gate and up have the same shape.
+  virtual void gated_matmul(const packed_matrix& gate, const packed_matrix& up, const product_input& x, std::byte* out,
+                            int n_begin, int n_end) const = 0;
+  // As matmul from FP32 rows x [m, k] with row stride ldx, which it makes an input of first. Also takes weights of
+  // format f32.
   virtual void matmul(const packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy, int m,
                       int n_begin, int n_end, scratch& memory) const = 0;
 
@@ -128,6 +188,11 @@ class compute {
 
   // out[i] = silu(gate[i]) * up[i].
   virtual void silu_mul(const float* gate, const float* up, float* out, int width) const = 0;
+
+  // The combine of one token (docs/numerics.md): x += (sum over i of gates[i] * outputs[i], in order) + shared.
+  // outputs: `count` rows [width] of `kind`; shared, x [width].
+  virtual void combine_row(const std::byte* const* outputs, element kind, const routed_expert* experts, int count,
+                           const float* shared, float* x, int width) const = 0;
 
   // y[i] += x[i] * factor, one fused multiply-add each.
   virtual void axpy(float factor, const float* x, float* y, int width) const = 0;
@@ -139,13 +204,29 @@ class compute {
   // Writes position `offset` (0 .. tokens-1) of a block: c [rk], k_r [dr] FP32, rounded as the profile says.
   virtual void kv_write(const kv_layout& layout, std::byte* block, int offset, const float* c,
                         const float* k_r) const = 0;
-  // Core attention of one query row over positions 0 .. length-1, for heads [head_begin, head_end):
+
+  // Core attention of a query row over positions 0 .. length-1:
   //   s[j, t] = scale * (q[j, 0:rk] . c[t] + q[j, rk:rk+dr] . k_r[t]);  p = softmax(s);  out[j] = sum p c[t]
-  // q [heads, rk + dr], out [heads, rk] FP32; `blocks` are ceil(length / tokens) block addresses.
-  // Partial results of blocks merge in the order of position.
-  virtual void mla_core(const mla_shape& shape, const kv_layout& layout, const float* q,
-                        std::span<const std::byte* const> blocks, int length, int head_begin, int head_end, float* out,
-                        scratch& memory) const = 0;
+  // The positions are cut into spans of a fixed size at fixed places; partial results merge in the order of position,
+  // whoever computed them. Heads never mix.
+  virtual mla_form form_of(const mla_shape& shape) const = 0;
+  // Makes queries of q [heads, rk + dr] for heads [head_begin, head_end): out [query_bytes].
+  virtual void mla_query(const mla_shape& shape, const float* q, int head_begin, int head_end,
+                         std::byte* out) const = 0;
+  // Attends for rows of one sequence; `blocks` are the addresses of at least ceil(length / tokens) blocks for the
+  // largest length.
+  virtual void mla_attend(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
+                          std::span<const mla_row> rows, int head_begin, int head_end, scratch& memory) const = 0;
+  // The same for one row in two steps: partial results of spans, by any threads, then their sum in order of position.
+  // partial [partial_bytes]; partials [spans, partial_bytes]. Requires: form_of(shape).span > 0.
+  virtual void mla_attend_span(const mla_shape& shape, const kv_layout& layout,
+                               std::span<const std::byte* const> blocks, const mla_row& row, int span, int head_begin,
+                               int head_end, std::byte* partial, scratch& memory) const = 0;
+  virtual void mla_merge(const mla_shape& shape, std::byte* partials, int spans, const mla_row& row, int head_begin,
+                         int head_end) const = 0;
+  // Makes head `head` of an attended row [rk] row `row` of a product's input.
+  virtual void mla_input_row(const mla_shape& shape, const std::byte* attended, int head, int row,
+                             std::byte* input) const = 0;
 
   // Largest logit's index (lowest index wins ties).
   virtual int argmax(const float* logits, int count) const = 0;
@@ -201,10 +282,6 @@ struct router_parameters {
   bool normalise = true;  // norm_topk_prob
   bool group_limited = true;
   bool biased_selection = true;  // noaux_tc
-};
-struct routed_expert {
-  int expert = 0;
-  float gate = 0;
 };
 // z [experts] router logits; bias [experts] or null. Writes top_k entries, highest gate first and
 // then by index (the order in which the combine sums). Ties break toward the lower index.

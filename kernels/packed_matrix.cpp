@@ -90,13 +90,14 @@ void packed_matrix::release::operator()(std::byte* memory) const {
   }
 }
 
-packed_matrix make_packed(weight_format format, int n, int k, size_t bytes) {
+packed_matrix make_packed(weight_format format, int n, int k, size_t bytes, const packed_parts& parts) {
   require(n > 0 && k > 0 && bytes > 0, "a packed weight has at least one row and one column");
   packed_matrix packed;
   packed.n_ = n;
   packed.k_ = k;
   packed.format_ = format;
   packed.bytes_ = bytes;
+  packed.parts_ = parts;
   if (bytes >= own_mapping_min) {
     const size_t mapped = round_up(bytes, huge_page);
     packed.data_ = {map_huge(mapped, huge_page), packed_matrix::release(mapped)};

@@ -1,14 +1,86 @@
 #include "kernels/cpu/amx_compute.hpp"
 
+#include <algorithm>
+#include <array>
+
 #include "kernels/check.hpp"
+#include "kernels/cpu/amx_attention.hpp"
 #include "kernels/cpu/amx_matmul.hpp"
 #include "kernels/cpu/amx_pack.hpp"
 
 namespace troupe::kernels {
+namespace {
+
+// Units of one sequence that are attended together: enough to share the reordered latents, few enough that their
+// results stay in the second-level cache.
+constexpr size_t units_together = 16;
+
+amx_attention attention_of(const mla_shape& shape) { return {shape.heads, shape.rk, shape.dr, shape.scale}; }
+
+uint16_t* tiles_of(std::byte* input) { return reinterpret_cast<uint16_t*>(input); }
+
+size_t in_bytes(ptrdiff_t floats) { return static_cast<size_t>(floats) * sizeof(float); }
+
+int first_unit(int head) { return head / unit_heads; }
+int last_unit(int head) { return (head + unit_heads - 1) / unit_heads; }
+
+void require_units(const mla_shape& shape, int head_begin, int head_end) {
+  require(head_begin % unit_heads == 0 && (head_end % unit_heads == 0 || head_end == shape.heads),
+          "a range of heads begins and ends at multiples of 16 or at the last");
+}
+
+int spans_of(int length) { return (length + span_positions - 1) / span_positions; }
+
+}  // namespace
 
 packed_matrix amx_compute::pack_as(const weight_view& weight, weight_format format, bool transposed) const {
   if (format == weight_format::f32) return f32_compute::pack_as(weight, format, transposed);
   return pack_amx(weight_reader(weight, transposed));
+}
+
+size_t amx_compute::input_bytes(int m, int k) const {
+  const auto row_tiles = static_cast<size_t>((m + tile_rows - 1) / tile_rows);
+  return row_tiles * static_cast<size_t>(tile_steps(k)) * tile_rows * tile_depth * sizeof(uint16_t);
+}
+
+void amx_compute::input_row(const float* x, int row, int k, std::byte* input) const {
+  amx_input_row(x, row, k, tiles_of(input));
+}
+
+void amx_compute::input_row(const uint16_t* x, int row, int k, std::byte* input) const {
+  amx_input_row(x, row, k, tiles_of(input));
+}
+
+static amx_product product_of(const packed_matrix& weight, const product_input& x, int n_begin, int n_end) {
+  require(weight && weight.format() == weight_format::amx_bf16, "the weight is packed for tiles");
+  require(x.k == weight.k(), "the input is as wide as the weight");
+  amx_product product = amx_product_of(weight);
+  product.x = reinterpret_cast<const uint16_t*>(x.data);
+  product.m = x.m;
+  product.n_begin = n_begin;
+  product.n_end = n_end;
+  return product;
+}
+
+void amx_compute::matmul(const packed_matrix& weight, const product_input& x, float* y, int64_t ldy, int n_begin,
+                         int n_end) const {
+  require_columns(weight.n(), n_begin, n_end);
+  amx_matmul(product_of(weight, x, n_begin, n_end), y, ldy);
+}
+
+bool amx_compute::matmul_apart(const packed_matrix& weight, const product_input& x, element kind,
+                               std::byte* const* rows, int n_begin, int n_end) const {
+  require_columns(weight.n(), n_begin, n_end);
+  return amx_matmul_apart(product_of(weight, x, n_begin, n_end), kind == element::bf16, rows);
+}
+
+void amx_compute::gated_matmul(const packed_matrix& gate, const packed_matrix& up, const product_input& x,
+                               std::byte* out, int n_begin, int n_end) const {
+  require(gate.n() == up.n() && gate.k() == up.k(), "gate and up have one shape");
+  require_columns(gate.n(), n_begin, n_end);
+  require(n_begin % (2 * tile_columns) == 0 && (n_end % (2 * tile_columns) == 0 || n_end == gate.n()),
+          "a gated range starts and ends at multiples of 32 or at n");
+  amx_gated_matmul(product_of(gate, x, n_begin, n_end), product_of(up, x, n_begin, n_end), tiles_of(out));
 }
 
 void amx_compute::matmul(const packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy, int m,
@@ -17,18 +89,134 @@ void amx_compute::matmul(const packed_matrix& weight, const float* x, int64_t ld
   // The router's product stays in FP32 (its choices are discrete).
   if (weight.format() == weight_format::f32)
     return f32_compute::matmul(weight, x, ldx, y, ldy, m, n_begin, n_end, memory);
-  require_columns(weight.n(), n_begin, n_end);
   if (m <= 0 || n_begin >= n_end) return;
-  amx_product product = amx_product_of(weight);
-  product.x = x;
-  product.ldx = ldx;
-  product.y = y;
-  product.ldy = ldy;
-  product.m = m;
-  product.n_begin = n_begin;
-  product.n_end = n_end;
-  product.scratch = memory.take(amx_scratch_bytes(m, weight.k()));
-  amx_matmul(product);
+  const product_input input{memory.take(input_bytes(m, weight.k())), m, weight.k()};
+  for (int i = 0; i < m; ++i) input_row(x + i * ldx, i, weight.k(), const_cast<std::byte*>(input.data));
+  matmul(weight, input, y, ldy, n_begin, n_end);
+}
+
+kv_layout amx_compute::layout_kv(int rk, int dr) const {
+  require(rk > 0 && dr >= 0, "a latent has a width");
+  const auto width = static_cast<size_t>(amx_attention{1, rk, dr, 1}.width());
+  return {rk, dr, kv_layout::tokens * width * sizeof(uint16_t)};
+}
+
+void amx_compute::kv_write(const kv_layout& layout, std::byte* block, int offset, const float* c,
+                           const float* k_r) const {
+  require(offset >= 0 && offset < kv_layout::tokens, "a KV offset lies inside its block");
+  const int latent_width = tile_steps(layout.rk) * tile_depth, key_width = tile_steps(layout.dr) * tile_depth;
+  auto* latent = reinterpret_cast<uint16_t*>(block) + int64_t{offset} * (latent_width + key_width);
+  auto* key = latent + latent_width;
+  bf16_round_row(c, latent, layout.rk);
+  std::fill(latent + layout.rk, key, uint16_t{0});
+  bf16_round_row(k_r, key, layout.dr);
+  std::fill(key + layout.dr, key + key_width, uint16_t{0});
+}
+
+mla_form amx_compute::form_of(const mla_shape& shape) const {
+  const amx_attention call = attention_of(shape);
+  const auto units = static_cast<size_t>(call.units());
+  return {.query_bytes = units * static_cast<size_t>(call.unit_query()) * sizeof(uint16_t),
+          .attended_bytes = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.rk) * sizeof(uint16_t),
+          .partial_bytes = units * in_bytes(call.unit_partial()),
+          .heads_together = unit_heads,
+          .span = span_positions};
+}
+
+void amx_compute::mla_query(const mla_shape& shape, const float* q, int head_begin, int head_end,
+                            std::byte* out) const {
+  require_units(shape, head_begin, head_end);
+  const amx_attention call = attention_of(shape);
+  for (int unit = first_unit(head_begin); unit < last_unit(head_end); ++unit)
+    amx_query(call, q, unit, reinterpret_cast<uint16_t*>(out) + unit * call.unit_query());
+}
+
+void amx_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
+                             std::span<const mla_row> rows, int head_begin, int head_end, scratch& memory) const {
+  require_attention(shape, layout, blocks, rows, head_begin, head_end);
+  require_units(shape, head_begin, head_end);
+  const amx_attention call = attention_of(shape);
+  const int begin = first_unit(head_begin), end = last_unit(head_end);
+  const size_t working = amx_attention_scratch(call);
+  std::byte* space = memory.take(working + units_together * in_bytes(call.unit_partial()));
+  auto* results = reinterpret_cast<float*>(space + working);
+  struct place {
+    const mla_row* row;
+    int unit;
+  };
+  std::array<amx_attention_unit, units_together> units;
+  std::array<place, units_together> places;
+  size_t count = 0;
+  int longest = 0;
+  const auto flush = [&] {
+    // The longest first, so that each span concerns a prefix of the units.
+    std::array<size_t, units_together> order;
+    for (size_t i = 0; i < count; ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(count),
+                     [&](size_t a, size_t b) { return units[a].length > units[b].length; });
+    std::array<amx_attention_unit, units_together> sorted;
+    for (size_t i = 0; i < count; ++i) sorted[i] = units[order[i]];
+    for (int span = 0; span < spans_of(longest); ++span) {
+      size_t reached = 0;
+      while (reached < count && sorted[reached].length > span * span_positions) ++reached;
+      amx_attend_span(call, blocks.data(), sorted.data(), static_cast<int>(reached), span, span > 0, space);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const int head = places[i].unit * unit_heads;
+      amx_attended(call, units[i].result, places[i].unit,
+                   reinterpret_cast<uint16_t*>(places[i].row->attended) + int64_t{head} * shape.rk);
+    }
+    count = 0;
+    longest = 0;
+  };
+  for (const mla_row& row : rows)
+    for (int unit = begin; unit < end; ++unit) {
+      units[count] = {reinterpret_cast<const uint16_t*>(row.query) + unit * call.unit_query(), row.length,
+                      results + static_cast<ptrdiff_t>(count) * call.unit_partial()};
+      places[count] = {&row, unit};
+      longest = std::max(longest, row.length);
+      if (++count == units_together) flush();
+    }
+  if (count > 0) flush();
+}
+
+void amx_compute::mla_attend_span(const mla_shape& shape, const kv_layout& layout,
+                                  std::span<const std::byte* const> blocks, const mla_row& row, int span,
+                                  int head_begin, int head_end, std::byte* partial, scratch& memory) const {
+  require_attention(shape, layout, blocks, {&row, 1}, head_begin, head_end);
+  require_units(shape, head_begin, head_end);
+  require(span >= 0 && span < spans_of(row.length), "a span lies within the row's positions");
+  const amx_attention call = attention_of(shape);
+  std::byte* space = memory.take(amx_attention_scratch(call));
+  std::array<amx_attention_unit, units_together> units;
+  const int end = last_unit(head_end);
+  for (int unit = first_unit(head_begin); unit < end;) {
+    int count = 0;
+    for (; unit < end && count < static_cast<int>(units_together); ++unit, ++count)
+      units[static_cast<size_t>(count)] = {reinterpret_cast<const uint16_t*>(row.query) + unit * call.unit_query(),
+                                           row.length, reinterpret_cast<float*>(partial) + unit * call.unit_partial()};
+    amx_attend_span(call, blocks.data(), units.data(), count, span, false, space);
+  }
+}
+
+void amx_compute::mla_merge(const mla_shape& shape, std::byte* partials, int spans, const mla_row& row, int head_begin,
+                            int head_end) const {
+  require_units(shape, head_begin, head_end);
+  const amx_attention call = attention_of(shape);
+  const size_t stride = form_of(shape).partial_bytes;
+  for (int unit = first_unit(head_begin); unit < last_unit(head_end); ++unit) {
+    const auto partial = [&](int span) {
+      return reinterpret_cast<float*>(partials + static_cast<size_t>(span) * stride) + unit * call.unit_partial();
+    };
+    float* result = partial(0);
+    for (int span = 1; span < spans; ++span) amx_merge(call, partial(span), result);
+    amx_attended(call, result, unit, reinterpret_cast<uint16_t*>(row.attended) + int64_t{unit} * unit_heads * shape.rk);
+  }
+}
+
+void amx_compute::mla_input_row(const mla_shape& shape, const std::byte* attended, int head, int row,
+                                std::byte* input) const {
+  amx_input_row(reinterpret_cast<const uint16_t*>(attended) + int64_t{head} * shape.rk, row, shape.rk, tiles_of(input));
 }
 
 }  // namespace troupe::kernels

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "kernels/compute.hpp"
 
@@ -46,23 +48,22 @@ depth_values weights_at(const amx_product& call, int column, int step) {
   return w;
 }
 
-depth_values inputs_at(const amx_product& call, int row, int step) {
+// 32 inputs of a row [k] at one step, as BF16 values.
+depth_values inputs_at(const float* row, int k, int step) {
   depth_values x{};
-  const int count = std::min(tile_depth, call.k - step * tile_depth);
-  for (int i = 0; i < count; ++i) {
-    const float value = call.x[row * call.ldx + step * tile_depth + i];
-    x[static_cast<size_t>(i)] = flushed(bf16_widen(bf16_round(value)));
-  }
+  const int count = std::min(tile_depth, k - step * tile_depth);
+  for (int i = 0; i < count; ++i)
+    x[static_cast<size_t>(i)] = flushed(bf16_widen(bf16_round(row[step * tile_depth + i])));
   return x;
 }
 
-float element(const amx_product& call, int row, int column) {
+float product_element(const amx_product& call, const float* row, int column) {
   const int steps = tile_steps(call.k);
   const bool scaled = call.storage == weight_storage::e4m3;
   const int blocks = (call.k + scale_block - 1) / scale_block;
   float total = 0, sum = 0;
   for (int step = 0; step < steps; ++step) {
-    sum = dot_step(inputs_at(call, row, step), weights_at(call, column, step), sum);
+    sum = dot_step(inputs_at(row, call.k, step), weights_at(call, column, step), sum);
     const bool block_ends = step % steps_in_scale_block == steps_in_scale_block - 1 || step == steps - 1;
     if (scaled && block_ends) {
       const float scale = call.scales[int64_t{column / tile_columns} * blocks + step / steps_in_scale_block];
@@ -73,12 +74,101 @@ float element(const amx_product& call, int row, int column) {
   return scaled ? total : sum;
 }
 
+// A latent row's values.
+struct latent_rows {
+  const amx_attention& call;
+  const std::byte* const* blocks;
+
+  float at(int position, int i) const {
+    const auto* block = reinterpret_cast<const uint16_t*>(blocks[position / block_positions]);
+    return flushed(bf16_widen(block[int64_t{position % block_positions} * call.width() + i]));
+  }
+};
+
+float score(const latent_rows& rows, const std::vector<float>& query, int position) {
+  float sum = 0;
+  for (int step = 0; step < rows.call.steps(); ++step) {
+    depth_values latent, q;
+    for (int i = 0; i < tile_depth; ++i) {
+      latent[static_cast<size_t>(i)] = rows.at(position, step * tile_depth + i);
+      q[static_cast<size_t>(i)] = query[static_cast<size_t>(step * tile_depth + i)];
+    }
+    sum = dot_step(latent, q, sum);
+  }
+  return sum * rows.call.scale;
+}
+
+// m, l and o [rk] of one head.
+struct partial_result {
+  float m = 0, l = 0;
+  std::vector<float> o;
+};
+
+partial_result attend_span(const latent_rows& rows, const std::vector<float>& query, int first, int count) {
+  partial_result result;
+  std::vector<float> p(span_positions, 0.0F);
+  for (int t = 0; t < count; ++t) p[static_cast<size_t>(t)] = score(rows, query, first + t);
+  result.m = *std::max_element(p.begin(), p.begin() + count);
+  std::array<float, 4> chains{};
+  for (int t = 0; t < count; ++t) {
+    float& value = p[static_cast<size_t>(t)];
+    value = exp_f32(value - result.m);
+    chains[static_cast<size_t>(t % 4)] += value;
+    value = flushed(bf16_widen(bf16_round(value)));
+  }
+  result.l = (chains[0] + chains[1]) + (chains[2] + chains[3]);
+  for (int i = 0; i < rows.call.rk; ++i) {
+    float sum = 0;
+    for (int step = 0; step * tile_depth < count; ++step) {
+      depth_values weights{}, values{};
+      for (int at = 0; at < tile_depth && step * tile_depth + at < count; ++at) {
+        weights[static_cast<size_t>(at)] = p[static_cast<size_t>(step * tile_depth + at)];
+        values[static_cast<size_t>(at)] = rows.at(first + step * tile_depth + at, i);
+      }
+      sum = dot_step(weights, values, sum);
+    }
+    result.o.push_back(sum);
+  }
+  return result;
+}
+
+void merge(const partial_result& later, partial_result& result) {
+  const float both = std::max(result.m, later.m);
+  const float keep_old = exp_f32(result.m - both), keep_new = exp_f32(later.m - both);
+  result.l = std::fma(result.l, keep_old, later.l * keep_new);
+  result.m = both;
+  for (size_t i = 0; i < result.o.size(); ++i) result.o[i] = std::fma(result.o[i], keep_old, later.o[i] * keep_new);
+}
+
 }  // namespace
 
-void amx_emulate(const amx_product& call) {
+void amx_emulate(const amx_product& call, const float* x, int64_t ldx, float* y, int64_t ldy) {
   for (int row = 0; row < call.m; ++row)
     for (int column = call.n_begin; column < call.n_end; ++column)
-      call.y[row * call.ldy + column] = element(call, row, column);
+      y[row * ldy + column] = product_element(call, x + row * ldx, column);
+}
+
+void amx_emulate_attention(const amx_attention& call, const std::byte* const* blocks, const float* q, int length,
+                           uint16_t* out) {
+  const latent_rows rows{call, blocks};
+  for (int head = 0; head < call.heads; ++head) {
+    const float* from = q + ptrdiff_t{head} * (call.rk + call.dr);
+    std::vector<float> query(static_cast<size_t>(call.width()), 0.0F);
+    const auto key = static_cast<size_t>(call.latent_steps() * tile_depth);
+    for (int i = 0; i < call.rk; ++i) query[static_cast<size_t>(i)] = flushed(bf16_widen(bf16_round(from[i])));
+    for (int i = 0; i < call.dr; ++i)
+      query[key + static_cast<size_t>(i)] = flushed(bf16_widen(bf16_round(from[call.rk + i])));
+    partial_result result;
+    for (int first = 0; first < length; first += span_positions) {
+      partial_result span = attend_span(rows, query, first, std::min(span_positions, length - first));
+      if (first == 0)
+        result = std::move(span);
+      else
+        merge(span, result);
+    }
+    const float inverse = 1.0F / result.l;
+    for (const float o : result.o) *out++ = bf16_round(o * inverse);
+  }
 }
 
 }  // namespace troupe::kernels

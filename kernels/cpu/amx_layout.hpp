@@ -37,18 +37,21 @@ constexpr int e4m3_position(int column, int at) {
   return row / 2 * 64 + element / 8 * 16 + row % 2 * 8 + element % 8;
 }
 
+// Rows as inputs: tiles [ceil(m/16)][ceil(k/32)][16][32] BF16, zero beyond k. Where row `row` begins, in elements; its
+// next 32 values lie a tile further.
+[[gnu::always_inline]] constexpr inline ptrdiff_t input_row_position(int row, int k) {
+  return (ptrdiff_t{row / tile_rows} * tile_steps(k) * tile_rows + row % tile_rows) * tile_depth;
+}
+
+// y = x W^T for columns [n_begin, n_end).
 struct amx_product {
   weight_storage storage;  // bf16 or e4m3
   const std::byte* body;
   const float* scales;
   int n, k;
-  const float* x;  // [m, k], row stride ldx
-  int64_t ldx;
-  float* y;  // [m, n], row stride ldy
-  int64_t ldy;
+  const uint16_t* x;  // input tiles, 64-byte aligned
   int m;
   int n_begin, n_end;
-  std::byte* scratch;  // amx_scratch_bytes(m, k), 64-byte aligned
 };
 
 }  // namespace troupe::kernels

@@ -61,19 +61,17 @@ packed_matrix pack_amx(const weight_reader& weight) {
   const bool scaled = weight.dtype() == weight_dtype::fp8_e4m3;
   const auto pairs = static_cast<size_t>((weight.columns() + 2 * tile_columns - 1) / (2 * tile_columns));
   const auto blocks = static_cast<size_t>((weight.depth() + scale_block - 1) / scale_block);
-  packed_header header{scaled ? weight_storage::e4m3 : weight_storage::bf16, 0, scaled ? packed_header_bytes : 0,
-                       packed_header_bytes};
-  if (scaled) header.body_offset += round_up_to_line(2 * pairs * blocks * sizeof(float));
+  packed_parts parts{static_cast<uint32_t>(scaled ? weight_storage::e4m3 : weight_storage::bf16), 0, 0};
+  if (scaled) parts.body_offset = round_up_to_line(2 * pairs * blocks * sizeof(float));
   const size_t elements = pairs * static_cast<size_t>(tile_steps(weight.depth())) * 2 * tile_elements;
-  const size_t bytes = header.body_offset + elements * (scaled ? sizeof(uint8_t) : sizeof(uint16_t));
+  const size_t bytes = parts.body_offset + elements * (scaled ? sizeof(uint8_t) : sizeof(uint16_t));
 
-  packed_matrix packed = make_packed(weight_format::amx_bf16, weight.columns(), weight.depth(), bytes);
+  packed_matrix packed = make_packed(weight_format::amx_bf16, weight.columns(), weight.depth(), bytes, parts);
   std::byte* data = packed.mutable_data();
-  std::memcpy(data, &header, sizeof(header));
-  std::byte* body = data + header.body_offset;
+  std::byte* body = data + parts.body_offset;
   switch (weight.dtype()) {
     case weight_dtype::fp8_e4m3:
-      fill_scales(weight, reinterpret_cast<float*>(data + header.scales_offset));
+      fill_scales(weight, reinterpret_cast<float*>(data + parts.scales_offset));
       fill_tiles<uint8_t>(weight, body, e4m3_position, [&](int c, int i) { return weight.stored<uint8_t>(c, i); });
       break;
     case weight_dtype::bf16:
@@ -91,11 +89,12 @@ packed_matrix pack_amx(const weight_reader& weight) {
 }
 
 amx_product amx_product_of(const packed_matrix& packed) {
-  const packed_header& header = header_of(packed);
+  const packed_parts& parts = packed.parts();
   amx_product product{};
-  product.storage = header.storage;
-  product.body = packed.data() + header.body_offset;
-  if (header.scales_offset > 0) product.scales = reinterpret_cast<const float*>(packed.data() + header.scales_offset);
+  product.storage = static_cast<weight_storage>(parts.storage);
+  product.body = packed.data() + parts.body_offset;
+  if (product.storage == weight_storage::e4m3)
+    product.scales = reinterpret_cast<const float*>(packed.data() + parts.scales_offset);
   product.n = packed.n();
   product.k = packed.k();
   return product;

@@ -29,19 +29,33 @@ static_assert(sizeof(tile_configuration) == 64);
 [[gnu::always_inline]] inline void finish_stores() { asm volatile("" ::: "memory"); }
 
 // Tiles 0-3 accumulate (row tile r, column tile c in tile 2r + c), 4-5 hold x, 6-7 weights.
-//
-// x: [Rows row tiles, `x_stride` elements apart][steps][16][32] BF16. w: [steps][2][tile] BF16, from the first
-// column tile wanted. Leaves the sums in the accumulators.
-template <int Rows, int Columns, bool Prefetch>
-[[gnu::always_inline]] inline void accumulate_tiles(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w,
-                                                    int steps) {
-  constexpr ptrdiff_t row_bytes = 64;
-  constexpr ptrdiff_t steps_ahead = 4;
-  finish_stores();
+
+template <int Rows, int Columns>
+[[gnu::always_inline]] inline void zero_tiles() {
   _tile_zero(0);
   if constexpr (Columns > 1) _tile_zero(1);
   if constexpr (Rows > 1) _tile_zero(2);
   if constexpr (Rows > 1 && Columns > 1) _tile_zero(3);
+}
+
+// What store_tiles left.
+template <int Rows, int Columns>
+[[gnu::always_inline]] inline void load_tiles(const float* from) {
+  constexpr ptrdiff_t row_bytes = 64, tile = tile_rows * tile_columns;
+  finish_stores();
+  _tile_loadd(0, from, row_bytes);
+  if constexpr (Columns > 1) _tile_loadd(1, from + tile, row_bytes);
+  if constexpr (Rows > 1) _tile_loadd(2, from + 2 * tile, row_bytes);
+  if constexpr (Rows > 1 && Columns > 1) _tile_loadd(3, from + 3 * tile, row_bytes);
+}
+
+// x: [Rows row tiles, `x_stride` elements apart][steps][16][32] BF16. w: [steps][2][tile] BF16, from the first
+// column tile wanted. Adds to the accumulators.
+template <int Rows, int Columns, bool Prefetch>
+[[gnu::always_inline]] inline void add_products(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps) {
+  constexpr ptrdiff_t row_bytes = 64;
+  constexpr ptrdiff_t steps_ahead = 3;
+  finish_stores();
   for (int step = 0; step < steps; ++step, x += tile_elements, w += 2 * tile_elements) {
     if constexpr (Prefetch) {
       const auto* ahead = reinterpret_cast<const char*>(w + steps_ahead * 2 * tile_elements);
@@ -61,6 +75,14 @@ template <int Rows, int Columns, bool Prefetch>
       if constexpr (Columns > 1) _tile_dpbf16ps(3, 5, 7);
     }
   }
+}
+
+// The sums over `steps` from zero.
+template <int Rows, int Columns, bool Prefetch>
+[[gnu::always_inline]] inline void accumulate_tiles(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w,
+                                                    int steps) {
+  zero_tiles<Rows, Columns>();
+  add_products<Rows, Columns, Prefetch>(x, x_stride, w, steps);
 }
 
 // Stores the accumulators to `out` [Rows][2 column tiles][16][16] FP32.

@@ -1,4 +1,4 @@
-// Absorbed MLA attention of one query row (MODEL.md 8), FP32 scores and sums in both profiles.
+// Absorbed MLA attention of one query row of profile f32 (MODEL.md 8).
 //
 // Each block of 32 positions gives a partial result of its own: its largest score, the sum of
 // exponentials and the weighted latents. Partials merge in the order of position. A score is 16
@@ -12,8 +12,6 @@
 #include "kernels/cpu/lanes.hpp"
 
 namespace troupe::kernels {
-
-inline constexpr int block_positions = 32;
 
 // A group of heads against one block. Rows beyond `heads` repeat the last head; their results are dropped.
 template <class V>
@@ -126,25 +124,15 @@ void copy_padded(const float* from, float* to, int count, int padded) {
 }
 
 template <class V>
-const float* block_rows(const mla_call& call, const std::byte* block, int width, int count, float* widened) {
-  if (!call.bf16) return reinterpret_cast<const float*>(block);
-  // Widened once for all heads; the product would otherwise spend half its time widening.
-  const auto* narrow = reinterpret_cast<const uint16_t*>(block);
-  for (int i = 0; i < count * width; i += lane_count) V::store(widened + i, V::load_bf16(narrow + i));
-  return widened;
-}
-
-template <class V>
 void mla_core(const mla_call& call) {
   constexpr int size = head_group<V>::size;
   const int heads = call.head_end - call.head_begin;
   const int rk_padded = padded_to_lanes(call.rk), dr_padded = padded_to_lanes(call.dr);
   const int width = rk_padded + dr_padded;
-  float* q = call.scratch;                                 // [heads, width]
-  float* sums = q + ptrdiff_t{heads} * width;              // [heads, rk_padded]
-  float* widened = sums + ptrdiff_t{heads} * rk_padded;    // [32, width]
-  float* running_max = widened + block_positions * width;  // [heads]
-  float* running_sum = running_max + heads;                // [heads]
+  float* q = call.scratch;                                   // [heads, width]
+  float* sums = q + ptrdiff_t{heads} * width;                // [heads, rk_padded]
+  float* running_max = sums + ptrdiff_t{heads} * rk_padded;  // [heads]
+  float* running_sum = running_max + heads;                  // [heads]
   for (int h = 0; h < heads; ++h) {
     const float* from = call.q + ptrdiff_t{call.head_begin + h} * (call.rk + call.dr);
     copy_padded<V>(from, q + ptrdiff_t{h} * width, call.rk, rk_padded);
@@ -155,7 +143,7 @@ void mla_core(const mla_call& call) {
   }
   for (int first = 0; first < call.length; first += block_positions) {
     const int count = call.length - first < block_positions ? call.length - first : block_positions;
-    const float* rows = block_rows<V>(call, call.blocks[first / block_positions], width, count, widened);
+    const auto* rows = reinterpret_cast<const float*>(call.blocks[first / block_positions]);
     for (int h = 0; h < heads; h += size) {
       head_group<V> group;
       group.heads = heads - h < size ? heads - h : size;

@@ -40,6 +40,20 @@ struct avx2 {
     return _mm256_or_ps(scaled, _mm256_castsi256_ps(sign));
   }
   static reg load_e4m3(const uint8_t* p) { return {decode(p), decode(p + 8)}; }
+  static __m256i rounded(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i upper = _mm256_srli_epi32(bits, 16);
+    const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+    const __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    const __m256i result = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
+    const __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+    const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    return _mm256_blendv_epi8(result, quiet, _mm256_castps_si256(nan));
+  }
+  static void store_bf16(uint16_t* p, reg x) {
+    const __m256i both = _mm256_packus_epi32(rounded(x.a), rounded(x.b));  // in lanes of 128 bits
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xd8));
+  }
   static void store(float* p, reg x) {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);

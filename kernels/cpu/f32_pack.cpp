@@ -80,16 +80,16 @@ packed_matrix pack_f32(const weight_reader& weight) {
   const size_t panels = static_cast<size_t>((weight.columns() + lane_count - 1) / lane_count);
   const size_t blocks = static_cast<size_t>((weight.depth() + scale_block - 1) / scale_block);
   const bool scaled = storage == weight_storage::e4m3;
-  packed_header header{storage, 0, scaled ? packed_header_bytes : 0, packed_header_bytes};
-  if (scaled) header.body_offset += round_up_to_line(panels * blocks * sizeof(float));
+  packed_parts parts{static_cast<uint32_t>(storage), 0, 0};
+  if (scaled) parts.body_offset = round_up_to_line(panels * blocks * sizeof(float));
   const size_t body = panels * static_cast<size_t>(weight.depth()) * lane_count * element_bytes(storage);
 
-  packed_matrix packed = make_packed(weight_format::f32, weight.columns(), weight.depth(), header.body_offset + body);
+  packed_matrix packed =
+      make_packed(weight_format::f32, weight.columns(), weight.depth(), parts.body_offset + body, parts);
   std::byte* data = packed.mutable_data();
-  std::memcpy(data, &header, sizeof(header));
-  std::byte* panels_at = data + header.body_offset;
+  std::byte* panels_at = data + parts.body_offset;
   if (scaled) {
-    fill_scales(weight, reinterpret_cast<float*>(data + header.scales_offset));
+    fill_scales(weight, reinterpret_cast<float*>(data + parts.scales_offset));
     fill_panels<uint8_t>(weight, panels_at, [&](int c, int i) { return weight.stored<uint8_t>(c, i); });
   } else if (storage == weight_storage::bf16 && !weight.transposed()) {
     fill_bf16_panels(weight, panels_at);
@@ -105,11 +105,12 @@ packed_matrix pack_f32(const weight_reader& weight) {
 }
 
 f32_product f32_product_of(const packed_matrix& packed) {
-  const packed_header& header = header_of(packed);
+  const packed_parts& parts = packed.parts();
   f32_product product{};
-  product.storage = header.storage;
-  product.panels = packed.data() + header.body_offset;
-  if (header.scales_offset > 0) product.scales = reinterpret_cast<const float*>(packed.data() + header.scales_offset);
+  product.storage = static_cast<weight_storage>(parts.storage);
+  product.panels = packed.data() + parts.body_offset;
+  if (product.storage == weight_storage::e4m3)
+    product.scales = reinterpret_cast<const float*>(packed.data() + parts.scales_offset);
   product.n = packed.n();
   product.k = packed.k();
   return product;

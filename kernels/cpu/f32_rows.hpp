@@ -63,6 +63,45 @@ void axpy(float factor, const float* x, float* y, int width) {
 }
 
 template <class V>
+void bf16_round_row(const float* x, uint16_t* out, int count) {
+  int i = 0;
+  for (; i + lane_count <= count; i += lane_count) V::store_bf16(out + i, V::load(x + i));
+  if (i == count) return;
+  uint16_t last[lane_count];
+  V::store_bf16(last, V::load_part(x + i, count - i));
+  for (int l = 0; i + l < count; ++l) out[i + l] = last[l];
+}
+
+// The BF16 values that are left of a row, zeros beyond.
+template <class V>
+[[gnu::always_inline]] inline typename V::reg load_bf16_part(const uint16_t* p, int count) {
+  if (count >= lane_count) return V::load_bf16(p);
+  uint16_t full[lane_count] = {};
+  for (int l = 0; l < count; ++l) full[l] = p[l];
+  return V::load_bf16(full);
+}
+
+template <class V>
+void bf16_widen_row(const uint16_t* x, float* out, int count) {
+  for_lanes<V>(count, [&](int i, int lanes) { V::store_part(out + i, load_bf16_part<V>(x + i, lanes), lanes); });
+}
+
+template <class V>
+void combine_row(const std::byte* const* outputs, bool bf16, const float* gates, int stride, int count,
+                 const float* shared, float* x, int width) {
+  for_lanes<V>(width, [&](int i, int lanes) {
+    auto sum = V::zero();
+    for (int e = 0; e < count; ++e) {
+      const auto output = bf16 ? load_bf16_part<V>(reinterpret_cast<const uint16_t*>(outputs[e]) + i, lanes)
+                               : V::load_part(reinterpret_cast<const float*>(outputs[e]) + i, lanes);
+      sum = V::fma(output, V::broadcast(gates[e * stride]), sum);
+    }
+    sum = V::add(sum, V::load_part(shared + i, lanes));
+    V::store_part(x + i, V::add(V::load_part(x + i, lanes), sum), lanes);
+  });
+}
+
+template <class V>
 float maximum(const float* x, int count) {
   auto lanes = V::broadcast(-__builtin_inff());
   int i = 0;

@@ -50,6 +50,14 @@ struct scalar {
       return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, magnitude) | (code & 0x80U) << 24);
     });
   }
+  static void store_bf16(uint16_t* p, reg a) {
+    for (int l = 0; l < lane_count; ++l) {
+      const uint32_t bits = __builtin_bit_cast(uint32_t, a.v[l]);
+      const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
+      const uint32_t rounded = nan ? (bits >> 16) | 0x40U : (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+      p[l] = static_cast<uint16_t>(rounded);
+    }
+  }
   static void store(float* p, reg a) {
     for (int l = 0; l < lane_count; ++l) p[l] = a.v[l];
   }

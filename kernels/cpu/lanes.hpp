@@ -15,7 +15,8 @@
 namespace troupe::kernels {
 
 inline constexpr int lane_count = 16;
-inline constexpr int scale_block = 128;  // rows and columns of a weight that share one FP8 scale
+inline constexpr int block_positions = 32;  // positions in a KV block
+inline constexpr int scale_block = 128;     // rows and columns of a weight that share one FP8 scale
 
 // How a packed f32 weight keeps its values. All widen to FP32 exactly.
 enum class weight_storage : uint32_t { f32, bf16, e4m3 };
@@ -34,12 +35,11 @@ struct f32_product {
   int n_begin, n_end;
 };
 
-// One query row of absorbed attention. Latent rows are [rk_padded + dr_padded], both multiples of 16 with zeros
-// in the padding, FP32 or BF16.
+// One query row of absorbed attention. Latent rows are FP32 [rk_padded + dr_padded], both multiples of 16
+// with zeros in the padding.
 struct mla_call {
   int rk, dr;
   float scale;
-  bool bf16;                       // how `blocks` are stored
   const float* q;                  // [heads, rk + dr]
   const std::byte* const* blocks;  // ceil(length / 32) blocks of 32 rows
   int length;
@@ -52,11 +52,11 @@ struct mla_call {
   return (width + lane_count - 1) / lane_count * lane_count;
 }
 
-// Working memory of an mla_call: padded queries, accumulators, running maxima and sums, one widened block.
+// Working memory of an mla_call: padded queries, accumulators, running maxima and sums.
 [[gnu::always_inline]] constexpr inline size_t mla_scratch_floats(int heads, int rk, int dr) {
   const auto width = static_cast<size_t>(padded_to_lanes(rk)) + static_cast<size_t>(padded_to_lanes(dr));
   const auto rows = static_cast<size_t>(heads);
-  return rows * (width + static_cast<size_t>(padded_to_lanes(rk)) + 2) + 32 * width + 2 * lane_count;
+  return rows * (width + static_cast<size_t>(padded_to_lanes(rk)) + 2) + 2 * lane_count;
 }
 
 struct lane_kernels {
@@ -66,6 +66,11 @@ struct lane_kernels {
   void (*silu_mul)(const float* gate, const float* up, float* out, int width);
   void (*axpy)(float factor, const float* x, float* y, int width);
   void (*sigmoid)(const float* z, float* out, int count);
+  void (*bf16_round_row)(const float* x, uint16_t* out, int count);
+  void (*bf16_widen_row)(const uint16_t* x, float* out, int count);
+  // x += (sum over i of gates[i * stride] * outputs[i], one chain of fused multiply-adds) + shared. Rows FP32 or BF16.
+  void (*combine_row)(const std::byte* const* outputs, bool bf16, const float* gates, int stride, int count,
+                      const float* shared, float* x, int width);
   void (*mla_core)(const mla_call& call);
   // The largest value; NaN is passed over; -infinity if nothing is left.
   float (*maximum)(const float* x, int count);

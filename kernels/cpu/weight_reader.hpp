@@ -75,20 +75,6 @@ class weight_reader {
   bool transposed_;
 };
 
-// What precedes the body of a packed weight.
-struct packed_header {
-  weight_storage storage;
-  uint32_t reserved;
-  uint64_t scales_offset;  // from the start of the packed weight; 0: none
-  uint64_t body_offset;
-};
-inline constexpr size_t packed_header_bytes = 64;
-static_assert(sizeof(packed_header) <= packed_header_bytes);
-
-inline const packed_header& header_of(const packed_matrix& packed) {
-  return *reinterpret_cast<const packed_header*>(packed.data());
-}
-
 constexpr size_t round_up_to_line(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace troupe::kernels

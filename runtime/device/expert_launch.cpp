@@ -10,96 +10,126 @@ namespace troupe {
 
 namespace {
 
-// Rows of one expert that one thread computes together. More rows than this are split between
-// threads; the split does not show in the result.
-constexpr uint32_t rows_per_item = 128;
-
-// A run of rows of one expert within the group: tasks [first, last) and the rows they hold together.
+// The rows of one expert within a launch: tasks [first_task, last_task) of the group.
 struct expert_rows {
   size_t first_task = 0;
   size_t last_task = 0;
-  uint32_t rows = 0;
+  int first_row = 0;  // of all rows of the launch
+  int rows = 0;
+  size_t input_at = 0;   // in launch_memory::inputs, in bytes
+  size_t hidden_at = 0;  // in launch_memory::hiddens
 };
 
-// One unit of work: rows [begin, end) of an expert's gathered rows.
-struct launch_item {
-  const expert_rows* rows = nullptr;
-  uint32_t begin = 0;
-  uint32_t end = 0;
+// A device's working memory, kept between launches so that a steady state allocates nothing.
+struct launch_memory {
+  std::vector<expert_rows> experts;
+  std::vector<dispatch_work*> works;  // [rows]
+  std::vector<uint32_t> pairs;        // [rows] pair of the work
+  std::vector<std::byte*> outputs;    // [rows]
+  kernels::scratch input_space, hidden_space;
+  std::byte* inputs = nullptr;   // each expert's rows as a product's input
+  std::byte* hiddens = nullptr;  // and what lies between its two halves
 };
 
-void load_row(const dispatch_work& work, uint32_t row, float* out) {
+// Makes a dispatched row row `at` of a product's input.
+void load_row(const kernels::compute& math, const dispatch_work& work, uint32_t row, int at, std::byte* input,
+              worker_memory& memory) {
   const auto& header = work.request.header;
   const auto hidden = static_cast<int>(header.hidden);
   const std::byte* source = rows(work.request);
   switch (header.dtype) {
-    case wire_dtype::f32: std::memcpy(out, source + size_t{row} * header.hidden * 4, size_t{header.hidden} * 4); return;
+    case wire_dtype::f32:
+      math.input_row(reinterpret_cast<const float*>(source) + size_t{row} * header.hidden, at, hidden, input);
+      return;
     case wire_dtype::bf16:
-      kernels::bf16_widen_row(reinterpret_cast<const uint16_t*>(source) + size_t{row} * header.hidden, out, hidden);
+      math.input_row(reinterpret_cast<const uint16_t*>(source) + size_t{row} * header.hidden, at, hidden, input);
       return;
     case wire_dtype::fp8: {
+      auto* wide = reinterpret_cast<float*>(memory.workspace.take(size_t{header.hidden} * sizeof(float)));
       const auto* codes = reinterpret_cast<const uint8_t*>(source) + size_t{row} * header.hidden;
       const std::byte* scale_at = scales(work.request, row);
-      for (int at = 0; at < hidden; at += static_cast<int>(fp8_tile), scale_at += sizeof(float)) {
+      for (int begin = 0; begin < hidden; begin += static_cast<int>(fp8_tile), scale_at += sizeof(float)) {
         float scale = 0;
         std::memcpy(&scale, scale_at, sizeof scale);
-        const int end = std::min(hidden, at + static_cast<int>(fp8_tile));
-        for (int i = at; i < end; ++i) out[i] = kernels::e4m3_decode(codes[i]) * scale;
+        const int end = std::min(hidden, begin + static_cast<int>(fp8_tile));
+        for (int i = begin; i < end; ++i) wide[i] = kernels::e4m3_decode(codes[i]) * scale;
       }
+      math.input_row(wide, at, hidden, input);
       return;
     }
   }
 }
 
-// Returns false when a value is NaN or infinite.
-bool store_row(dispatch_work& work, uint32_t pair, const float* values) {
-  const auto& header = work.answer.header;
-  const auto hidden = static_cast<int>(header.hidden);
-  bool finite = true;
-  for (int i = 0; i < hidden; ++i) finite &= std::isfinite(values[i]);
-  std::byte* target = rows(work.answer);
-  if (header.dtype == wire_dtype::f32) {
-    std::memcpy(target + size_t{pair} * header.hidden * 4, values, size_t{header.hidden} * 4);
-  } else {
-    kernels::bf16_round_row(values, reinterpret_cast<uint16_t*>(target) + size_t{pair} * header.hidden, hidden);
-  }
-  return finite;
+kernels::element output_kind(const dispatch_work& work) {
+  return work.answer.header.dtype == wire_dtype::f32 ? kernels::element::f32 : kernels::element::bf16;
 }
 
-void run_item(const kernels::compute& math, const std::vector<expert_task>& group, const launch_item& item,
-              worker_memory& memory) {
-  const auto& weights = *group[item.rows->first_task].weights;
-  const int m = static_cast<int>(item.end - item.begin);
-  const int hidden = weights.gate.k();
-  const int width = weights.gate.n();
-  const size_t floats = static_cast<size_t>(m) * (2 * static_cast<size_t>(hidden) + 2 * static_cast<size_t>(width));
-  auto* x = reinterpret_cast<float*>(memory.workspace.take(floats * sizeof(float)));
-  float* gate = x + static_cast<size_t>(m) * hidden;
-  float* up = gate + static_cast<size_t>(m) * width;
-  float* y = up + static_cast<size_t>(m) * width;
+// Marks the works among an expert's rows whose outputs hold NaN or infinity in columns [begin, end).
+void mark_bad_rows(launch_memory& space, const expert_rows& expert, int begin, int end) {
+  for (int i = expert.first_row; i < expert.first_row + expert.rows; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const bool bf16 = output_kind(*space.works[at]) == kernels::element::bf16;
+    bool finite = true;
+    for (int j = begin; j < end; ++j)
+      finite &= std::isfinite(bf16 ? kernels::bf16_widen(reinterpret_cast<const uint16_t*>(space.outputs[at])[j])
+                                   : reinterpret_cast<const float*>(space.outputs[at])[j]);
+    if (!finite) std::atomic_ref(space.works[at]->bad_output).store(true, std::memory_order_relaxed);
+  }
+}
 
-  // Walks the pairs [item.begin, item.end) of the expert's tasks in order.
-  const auto for_each_pair = [&](auto&& visit) {
-    uint32_t base = 0;
-    int row = 0;
-    for (size_t t = item.rows->first_task; t < item.rows->last_task; ++t) {
-      const auto& task = group[t];
-      const uint32_t count = task.end - task.begin;
-      for (uint32_t i = 0; i < count; ++i, ++base)
-        if (base >= item.begin && base < item.end) visit(*task.work, task.work->order[task.begin + i], row++);
+size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Lists the launch's experts and their rows.
+void lay_out(const kernels::compute& math, const std::vector<expert_task>& group, launch_memory& space) {
+  space.experts.clear();
+  space.works.clear();
+  space.pairs.clear();
+  space.outputs.clear();
+  for (size_t i = 0; i < group.size(); ++i) {
+    const auto& task = group[i];
+    if (space.experts.empty() || group[space.experts.back().first_task].expert != task.expert)
+      space.experts.push_back({i, i, static_cast<int>(space.works.size()), 0, 0, 0});
+    auto& expert = space.experts.back();
+    expert.last_task = i + 1;
+    expert.rows += static_cast<int>(task.end - task.begin);
+    const auto& answer = task.work->answer.header;
+    const size_t row_bytes = size_t{answer.hidden} * (answer.dtype == wire_dtype::f32 ? 4 : 2);
+    for (uint32_t at = task.begin; at < task.end; ++at) {
+      const uint32_t pair = task.work->order[at];
+      space.works.push_back(task.work);
+      space.pairs.push_back(pair);
+      space.outputs.push_back(rows(task.work->answer) + size_t{pair} * row_bytes);
     }
-  };
+  }
+  size_t input_bytes = 0, hidden_bytes = 0;
+  for (auto& expert : space.experts) {
+    const auto& weights = *group[expert.first_task].weights;
+    expert.input_at = input_bytes;
+    expert.hidden_at = hidden_bytes;
+    input_bytes += whole_lines(math.input_bytes(expert.rows, weights.gate.k()));
+    hidden_bytes += whole_lines(math.input_bytes(expert.rows, weights.gate.n()));
+  }
+  space.inputs = space.input_space.take(input_bytes);
+  space.hiddens = space.hidden_space.take(hidden_bytes);
+}
 
-  for_each_pair([&](dispatch_work& work, uint32_t pair, int row) {
-    load_row(work, pairs(work.request)[pair].row, x + static_cast<int64_t>(row) * hidden);
-  });
-  math.matmul(weights.gate, x, hidden, gate, width, m, 0, width, memory.kernel);
-  math.matmul(weights.up, x, hidden, up, width, m, 0, width, memory.kernel);
-  math.silu_mul(gate, up, gate, m * width);
-  math.matmul(weights.down, gate, width, y, hidden, m, 0, hidden, memory.kernel);
-  for_each_pair([&](dispatch_work& work, uint32_t pair, int row) {
-    if (!store_row(work, pair, y + static_cast<int64_t>(row) * hidden))
-      std::atomic_ref(work.bad_output).store(true, std::memory_order_relaxed);
+// Into how many column ranges each expert's products are cut, so that the threads end together.
+int parts_of(size_t experts, int columns, int threads) {
+  if (threads == 1) return 1;
+  constexpr int items_a_thread = 16, grain = 64;
+  const int wanted = static_cast<int>((static_cast<size_t>(threads) * items_a_thread + experts - 1) / experts);
+  return std::clamp(wanted, 1, std::max(1, columns / grain));
+}
+
+// Calls body(expert, begin, end) for each expert and each of `parts` ranges of its columns, on the team.
+template <class Body>
+void for_column_ranges(const launch_memory& space, int columns, int parts, worker_team& team, Body body) {
+  constexpr int grain = 32;
+  const int blocks = (columns + grain - 1) / grain;
+  team.parallel(static_cast<int>(space.experts.size()) * parts, [&](int i, worker_memory&) {
+    const int part = i % parts;
+    const int begin = blocks * part / parts * grain, end = std::min(columns, blocks * (part + 1) / parts * grain);
+    if (begin < end) body(space.experts[static_cast<size_t>(i / parts)], begin, end);
   });
 }
 
@@ -187,22 +217,45 @@ void device_queue::note_sources(size_t count) {
 }
 
 uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>& group, worker_team& team) {
-  // Kept between launches so that a steady state allocates nothing; one device runs on one thread.
-  thread_local std::vector<expert_rows> experts;
-  thread_local std::vector<launch_item> items;
-  experts.clear();
-  items.clear();
-  for (size_t i = 0; i < group.size(); ++i) {
-    if (experts.empty() || group[experts.back().first_task].expert != group[i].expert) experts.push_back({i, i, 0});
-    experts.back().last_task = i + 1;
-    experts.back().rows += group[i].end - group[i].begin;
-  }
-  for (const auto& rows_of_expert : experts)
-    for (uint32_t begin = 0; begin < rows_of_expert.rows; begin += rows_per_item)
-      items.push_back({&rows_of_expert, begin, std::min(begin + rows_per_item, rows_of_expert.rows)});
-  const auto& launch = items;  // helpers must see the leader's vector, not their own thread's
-  team.parallel(static_cast<int>(launch.size()),
-                [&](int i, worker_memory& memory) { run_item(math, group, launch[static_cast<size_t>(i)], memory); });
+  thread_local launch_memory kept;  // one device runs on one thread
+  auto& space = kept;               // helpers must see the leader's, not their own thread's
+  lay_out(math, group, space);
+  const auto& experts = space.experts;
+  // A few rows are copied sooner than a helper wakes.
+  constexpr size_t few_rows = 32;
+  const auto load = [&](int i, worker_memory& memory) {
+    const auto& expert = experts[static_cast<size_t>(i)];
+    for (int row = 0; row < expert.rows; ++row) {
+      const auto at = static_cast<size_t>(expert.first_row + row);
+      const auto& work = *space.works[at];
+      load_row(math, work, troupe::pairs(work.request)[space.pairs[at]].row, row, space.inputs + expert.input_at,
+               memory);
+    }
+  };
+  if (space.works.size() <= few_rows)
+    team.alone(static_cast<int>(experts.size()), load);
+  else
+    team.parallel(static_cast<int>(experts.size()), load);
+  const auto weights_of = [&](const expert_rows& expert) -> const expert_weights& {
+    return *group[expert.first_task].weights;
+  };
+  const int width = weights_of(experts.front()).gate.n();
+  const int hidden = weights_of(experts.front()).down.n();
+  for_column_ranges(space, width, parts_of(experts.size(), width, team.size()), team,
+                    [&](const expert_rows& expert, int begin, int end) {
+                      const auto& weights = weights_of(expert);
+                      math.gated_matmul(weights.gate, weights.up,
+                                        {space.inputs + expert.input_at, expert.rows, weights.gate.k()},
+                                        space.hiddens + expert.hidden_at, begin, end);
+                    });
+  for_column_ranges(space, hidden, parts_of(experts.size(), hidden, team.size()), team,
+                    [&](const expert_rows& expert, int begin, int end) {
+                      const auto& weights = weights_of(expert);
+                      const auto kind = output_kind(*space.works[static_cast<size_t>(expert.first_row)]);
+                      if (!math.matmul_apart(weights.down, {space.hiddens + expert.hidden_at, expert.rows, width}, kind,
+                                             space.outputs.data() + expert.first_row, begin, end))
+                        mark_bad_rows(space, expert, begin, end);
+                    });
   return static_cast<uint32_t>(experts.size());
 }
 

@@ -7,9 +7,30 @@ namespace troupe {
 
 namespace {
 
-// A helper spins this often before it sleeps: stages follow each other within microseconds, and a
-// wake-up costs more than that. Each turn yields, so that a busy core is given up at once.
-constexpr int spins_before_sleep = 200;
+// Sections of a stage follow each other within microseconds, and waking a sleeper costs more than that. So whoever
+// waits pauses this often, then gives up its core this often, and a helper sleeps only then: about 50 us.
+constexpr int pauses = 500;
+constexpr int yields = 50;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Waits briefly until `done`; returns whether it is.
+template <class Condition>
+bool wait_briefly(Condition done) {
+  for (int i = 0; i < pauses; ++i) {
+    if (done()) return true;
+    pause();
+  }
+  for (int i = 0; i < yields; ++i) {
+    if (done()) return true;
+    std::this_thread::yield();
+  }
+  return done();
+}
 
 }  // namespace
 
@@ -24,46 +45,49 @@ worker_team::worker_team(int threads, std::span<const int> cpus) : memory_(stati
 }
 
 worker_team::~worker_team() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    round_.fetch_add(1, std::memory_order_release);
-  }
-  start_.notify_all();
+  stopping_.store(true);
+  begin_round();
   for (auto& helper : helpers_) helper.join();
 }
 
+// A helper that goes to sleep says so before it looks at the round once more, and the leader counts the round up
+// before it looks for sleepers: one of them sees the other.
+void worker_team::begin_round() {
+  round_.fetch_add(1);
+  if (asleep_.load() == 0) return;
+  { const std::lock_guard lock(mutex_); }
+  start_.notify_all();
+}
+
+void worker_team::alone(int count, function_ref<void(int, worker_memory&)> item) {
+  for (int i = 0; i < count; ++i) item(i, memory_[0]);
+}
+
 void worker_team::parallel(int count, function_ref<void(int, worker_memory&)> item) {
-  if (count <= 0) return;
-  if (count == 1 || helpers_.empty()) {
-    for (int i = 0; i < count; ++i) item(i, memory_[0]);
+  if (count <= 1 || helpers_.empty()) {
+    alone(count, item);
     return;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    item_ = &item;
-    count_ = count;
-    next_item_.store(0, std::memory_order_relaxed);
-    working_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
-    round_.fetch_add(1, std::memory_order_release);
-  }
-  start_.notify_all();
+  item_ = &item;
+  count_ = count;
+  next_item_.store(0, std::memory_order_relaxed);
+  working_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
+  begin_round();
   work(0);
-  while (working_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+  while (!wait_briefly([this] { return working_.load(std::memory_order_acquire) == 0; })) {}
 }
 
 void worker_team::help(int member) {
   kernels::prepare_thread();
-  uint64_t seen = 0;
-  for (;;) {
-    for (int spin = 0; spin < spins_before_sleep && round_.load(std::memory_order_acquire) == seen; ++spin)
-      std::this_thread::yield();
-    {
+  for (uint64_t seen = 0;; ++seen) {
+    const auto called = [&] { return round_.load() != seen; };
+    if (!wait_briefly(called)) {
       std::unique_lock lock(mutex_);
-      start_.wait(lock, [&] { return round_.load(std::memory_order_acquire) != seen; });
-      seen = round_.load(std::memory_order_relaxed);
-      if (stopping_) return;
+      asleep_.fetch_add(1);
+      start_.wait(lock, called);
+      asleep_.fetch_sub(1);
     }
+    if (stopping_.load()) return;
     work(member);
     working_.fetch_sub(1, std::memory_order_release);
   }

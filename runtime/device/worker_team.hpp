@@ -59,8 +59,11 @@ class worker_team {
 
   // Runs `item(i, memory)` for every i in [0, count). Called by the leader only, never nested.
   void parallel(int count, function_ref<void(int, worker_memory&)> item);
+  // The same on the leader alone, for work that is done sooner than a helper would begin.
+  void alone(int count, function_ref<void(int, worker_memory&)> item);
 
  private:
+  void begin_round();
   void help(int member);
   void work(int member);
 
@@ -69,11 +72,12 @@ class worker_team {
   std::mutex mutex_;
   std::condition_variable start_;
   std::atomic<uint64_t> round_{0};
+  std::atomic<int> asleep_{0};  // helpers that wait at `start_`
   std::atomic<int> next_item_{0};
   std::atomic<int> working_{0};
   int count_ = 0;
   const function_ref<void(int, worker_memory&)>* item_ = nullptr;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};
 };
 
 }  // namespace troupe

@@ -1,6 +1,7 @@
 #include "runtime/model/forward.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "runtime/error.hpp"
@@ -11,9 +12,14 @@ namespace {
 
 size_t product(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>(b); }
 
-// Columns that one item of a split product computes: a multiple of a tile's 16, enough to be worth a
-// hand-over, few enough that two threads share the smallest projections.
-constexpr int columns_per_item = 64;
+// Columns that one item of a split product computes: a multiple of two tiles, enough to be worth a hand-over, few
+// enough that the threads end together.
+int columns_of_item(int columns, int threads) {
+  if (threads == 1) return columns;
+  constexpr int grain = 64, items_a_thread = 4;
+  const int wanted = columns / (threads * items_a_thread);
+  return std::max(grain, wanted / grain * grain);
+}
 
 int widest_mlp(const model_config& config) {
   return std::max(config.first_k_dense_replace > 0 || config.n_routed_experts == 0 ? config.intermediate_size : 0,
@@ -22,7 +28,8 @@ int widest_mlp(const model_config& config) {
 
 }  // namespace
 
-micro_batch_rows::micro_batch_rows(const model_config& config, int rows_max) : rows_max_(rows_max) {
+micro_batch_rows::micro_batch_rows(const model_config& config, const kernels::compute& math, int rows_max)
+    : rows_max_(rows_max) {
   const int h = config.num_attention_heads;
   const int width = config.kv_lora_rank + config.qk_rope_head_dim;
   const auto rows = [&](int columns) { return product(rows_max, columns); };
@@ -35,14 +42,19 @@ micro_batch_rows::micro_batch_rows(const model_config& config, int rows_max) : r
   latent_q.resize(rows(config.q_lora_rank));
   q.resize(rows(h * config.dq()));
   kv.resize(rows(width));
-  q_absorbed.resize(rows(h * width));
-  attended.resize(rows(h * config.kv_lora_rank));
-  heads_out.resize(rows(h * config.v_head_dim));
+  const int together = std::min(rows_max, attention_rows);
+  q_absorbed.resize(product(together, h * width));
+  heads_out.resize(product(together, h * config.v_head_dim));
   cosines.resize(rows(config.qk_rope_head_dim / 2));
   sines.resize(rows(config.qk_rope_head_dim / 2));
   router.resize(rows(config.n_routed_experts));
-  mlp_gate.resize(rows(widest_mlp(config)));
-  mlp_up.resize(rows(widest_mlp(config)));
+  normed_input.resize(math.input_bytes(rows_max, config.hidden_size));
+  if (config.q_lora_rank > 0) latent_q_input.resize(math.input_bytes(rows_max, config.q_lora_rank));
+  heads_input.resize(math.input_bytes(rows_max, h * config.v_head_dim));
+  mlp_input.resize(math.input_bytes(rows_max, widest_mlp(config)));
+  const auto form = math.form_of({.heads = h, .rk = config.kv_lora_rank, .dr = config.qk_rope_head_dim, .scale = 1});
+  queries.resize(static_cast<size_t>(together) * form.query_bytes);
+  attended.resize(static_cast<size_t>(together) * form.attended_bytes);
 }
 
 forward_pass::forward_pass(const model_config& config, const shard_weights& weights, const kernels::compute& math,
@@ -56,24 +68,48 @@ forward_pass::forward_pass(const model_config& config, const shard_weights& weig
       rope_scale_(kernels::rope_cos_sin_scale(config.rope)),
       softmax_scale_(config.softmax_scale()) {}
 
-void forward_pass::project(const kernels::packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy,
-                           int m, worker_team& team) const {
-  const int n = weight.n();
-  const int columns = team.size() == 1 ? n : columns_per_item;
-  team.parallel((n + columns - 1) / columns, [&](int i, worker_memory& memory) {
-    math_.matmul(weight, x, ldx, y, ldy, m, i * columns, std::min(n, (i + 1) * columns), memory.kernel);
+kernels::mla_shape forward_pass::attention_shape() const {
+  return {.heads = config_.num_attention_heads,
+          .rk = config_.kv_lora_rank,
+          .dr = config_.qk_rope_head_dim,
+          .scale = softmax_scale_};
+}
+
+void forward_pass::project(std::initializer_list<projection> parts, const kernels::product_input& x,
+                           worker_team& team) const {
+  int all_columns = 0;
+  for (const auto& part : parts) all_columns += part.weight->n();
+  const int columns = columns_of_item(all_columns, team.size());
+  const auto items_of = [&](const projection& part) { return (part.weight->n() + columns - 1) / columns; };
+  int items = 0;
+  for (const auto& part : parts) items += items_of(part);
+  team.parallel(items, [&](int i, worker_memory&) {
+    for (const auto& part : parts) {
+      if (i >= items_of(part)) {
+        i -= items_of(part);
+        continue;
+      }
+      const int n = part.weight->n();
+      math_.matmul(*part.weight, x, part.y, n, i * columns, std::min(n, (i + 1) * columns));
+      return;
+    }
   });
 }
 
-void forward_pass::norm_rows(const float* x, int64_t ldx, const std::vector<float>& weight, float* out, int64_t ldo,
-                             int m, worker_team& team) const {
+void forward_pass::norm_row(const float* x, const std::vector<float>& weight, int row, std::byte* input, float* out,
+                            worker_memory& memory) const {
   const int width = static_cast<int>(weight.size());
-  team.parallel(m, [&](int i, worker_memory&) {
-    float* row = out + i * ldo;
-    math_.rms_norm(x + i * ldx, weight.data(), row, width, config_.rms_norm_eps);
-    if (rounds_norms_)
-      for (int j = 0; j < width; ++j) row[j] = kernels::bf16_widen(kernels::bf16_round(row[j]));
-  });
+  auto* values = reinterpret_cast<float*>(memory.workspace.take(static_cast<size_t>(width) * 6));
+  auto* narrow = reinterpret_cast<uint16_t*>(values + width);
+  float* wide = out != nullptr ? out : values;
+  math_.rms_norm(x, weight.data(), wide, width, config_.rms_norm_eps);
+  if (rounds_norms_) {
+    kernels::bf16_round_row(wide, narrow, width);
+    if (input != nullptr) math_.input_row(narrow, row, width, input);
+    if (out != nullptr) kernels::bf16_widen_row(narrow, out, width);
+  } else if (input != nullptr) {
+    math_.input_row(wide, row, width, input);
+  }
 }
 
 void forward_pass::begin(micro_batch_rows& batch, worker_team& team) const {
@@ -93,90 +129,189 @@ void forward_pass::attention_inputs(micro_batch_rows& batch, kv_cache& cache, in
   const int d = config_.hidden_size;
   const int rk = config_.kv_lora_rank;
   const int dr = config_.qk_rope_head_dim;
-  const int dq = config_.dq();
-  const int q_width = config_.num_attention_heads * dq;
-  norm_rows(batch.x.data(), d, weights.input_norm, batch.normed.data(), d, m, team);
-  if (weights.q_a) {
-    const int rq = config_.q_lora_rank;
-    project(weights.q_a, batch.normed.data(), d, batch.latent_q.data(), rq, m, team);
-    norm_rows(batch.latent_q.data(), rq, weights.q_a_norm, batch.latent_q.data(), rq, m, team);
-    project(weights.q_b, batch.latent_q.data(), rq, batch.q.data(), q_width, m, team);
-  } else {
-    project(weights.q_b, batch.normed.data(), d, batch.q.data(), q_width, m, team);
-  }
-  project(weights.kv_a, batch.normed.data(), d, batch.kv.data(), rk + dr, m, team);
-  norm_rows(batch.kv.data(), rk + dr, weights.kv_a_norm, batch.kv.data(), rk + dr, m, team);
-  team.parallel(m, [&](int i, worker_memory&) {
-    const float* cosines = batch.cosines.data() + product(i, dr / 2);
-    const float* sines = batch.sines.data() + product(i, dr / 2);
-    float* q = batch.q.data() + product(i, q_width);
-    for (int j = 0; j < config_.num_attention_heads; ++j)
-      kernels::rope_rotate(q + j * dq + config_.qk_nope_head_dim, cosines, sines, dr);
+  const int rq = config_.q_lora_rank;
+  team.parallel(m, [&](int i, worker_memory& memory) {
+    norm_row(batch.x.data() + product(i, d), weights.input_norm, i, batch.normed_input.data(), nullptr, memory);
+  });
+  const kernels::product_input normed{batch.normed_input.data(), m, d};
+  const bool low_rank = static_cast<bool>(weights.q_a);
+  if (low_rank)
+    project({{&weights.q_a, batch.latent_q.data()}, {&weights.kv_a, batch.kv.data()}}, normed, team);
+  else
+    project({{&weights.q_b, batch.q.data()}, {&weights.kv_a, batch.kv.data()}}, normed, team);
+  team.parallel(m, [&](int i, worker_memory& memory) {
+    if (low_rank)
+      norm_row(batch.latent_q.data() + product(i, rq), weights.q_a_norm, i, batch.latent_q_input.data(), nullptr,
+               memory);
     float* kv = batch.kv.data() + product(i, rk + dr);
-    kernels::rope_rotate(kv + rk, cosines, sines, dr);
+    norm_row(kv, weights.kv_a_norm, i, nullptr, kv, memory);
+    kernels::rope_rotate(kv + rk, batch.cosines.data() + product(i, dr / 2), batch.sines.data() + product(i, dr / 2),
+                         dr);
     const auto& row = batch.inputs[static_cast<size_t>(i)];
     const int tokens = kernels::kv_layout::tokens;
     const int32_t block = (*row.blocks)[static_cast<size_t>(row.position / tokens)];
     math_.kv_write(cache.layout(), cache.address(block, layer), row.position % tokens, kv, kv + rk);
   });
+  if (low_rank) project({{&weights.q_b, batch.q.data()}}, {batch.latent_q_input.data(), m, rq}, team);
 }
 
-// q_absorbed[i, j] = [UK_j^T q_nope[i, j] ; q_rope[i, j]].
-void forward_pass::absorb_queries(micro_batch_rows& batch, int layer, worker_team& team) const {
+// q_absorbed[i, j] = [UK_j^T q_nope[i, j] ; rotated q_rope[i, j]], then the queries of each row.
+void forward_pass::absorb_queries(micro_batch_rows& batch, int layer, int first, int count, worker_team& team) const {
   const auto& weights = weights_.layers[static_cast<size_t>(layer)].attention;
-  const int m = batch.count();
   const int h = config_.num_attention_heads;
   const int rk = config_.kv_lora_rank;
   const int dr = config_.qk_rope_head_dim;
+  const int dn = config_.qk_nope_head_dim;
   const int dq = config_.dq();
   const int width = rk + dr;
   team.parallel(h, [&](int j, worker_memory& memory) {
-    math_.matmul(weights.uk[static_cast<size_t>(j)], batch.q.data() + j * dq, h * dq,
-                 batch.q_absorbed.data() + j * width, h * width, m, 0, rk, memory.kernel);
-    for (int i = 0; i < m; ++i)
-      std::memcpy(batch.q_absorbed.data() + product(i, h * width) + j * width + rk,
-                  batch.q.data() + product(i, h * dq) + j * dq + config_.qk_nope_head_dim,
+    std::byte* input = memory.kernel.take(math_.input_bytes(count, dn));
+    for (int i = 0; i < count; ++i) {
+      float* q = batch.q.data() + product(first + i, h * dq) + j * dq;
+      math_.input_row(q, i, dn, input);
+      kernels::rope_rotate(q + dn, batch.cosines.data() + product(first + i, dr / 2),
+                           batch.sines.data() + product(first + i, dr / 2), dr);
+      std::memcpy(batch.q_absorbed.data() + product(i, h * width) + j * width + rk, q + dn,
                   static_cast<size_t>(dr) * sizeof(float));
+    }
+    math_.matmul(weights.uk[static_cast<size_t>(j)], {input, count, dn}, batch.q_absorbed.data() + j * width, h * width,
+                 0, rk);
   });
+  const auto shape = attention_shape();
+  const size_t query_bytes = math_.form_of(shape).query_bytes;
+  team.parallel(count, [&](int i, worker_memory&) {
+    math_.mla_query(shape, batch.q_absorbed.data() + product(i, h * width), 0, h,
+                    batch.queries.data() + static_cast<size_t>(i) * query_bytes);
+  });
+}
+
+// Cuts the attention of rows [first, first + count) into items: runs of rows of one sequence; with too few rows for
+// the threads, a row's spans or its heads.
+void forward_pass::divide_attention(micro_batch_rows& batch, int first, int count, int threads) const {
+  const auto form = math_.form_of(attention_shape());
+  const int h = config_.num_attention_heads;
+  auto& items = batch.attention_items;
+  items.clear();
+  const auto row_at = [&](int i) -> const row_input& { return batch.inputs[static_cast<size_t>(first + i)]; };
+  int partials = 0;
+  const bool few = count < 2 * threads;
+  const int run_max = std::max(1, std::min(8, count / (2 * threads)));
+  for (int i = 0; i < count;) {
+    const int length = row_at(i).position + 1;
+    if (few && form.span > 0 && length > form.span) {
+      for (int span = 0; span * form.span < length; ++span) items.push_back({i, 1, 0, h, span, partials++});
+      ++i;
+      continue;
+    }
+    const int parts = few ? std::min(threads, h / form.heads_together) : 1;
+    int run = 1;
+    while (run < run_max && i + run < count && row_at(i + run).blocks == row_at(i).blocks) ++run;
+    if (parts <= 1) {
+      items.push_back({i, run, 0, h});
+    } else {
+      const int groups = h / form.heads_together;
+      for (int part = 0; part < parts; ++part)
+        items.push_back({i, run, groups * part / parts * form.heads_together,
+                         part + 1 == parts ? h : groups * (part + 1) / parts * form.heads_together});
+    }
+    i += run;
+  }
+  batch.partials.resize(static_cast<size_t>(partials) * form.partial_bytes);
+}
+
+// heads_input: UV_j of each attended head.
+void forward_pass::join_heads(micro_batch_rows& batch, int layer, int first, int count, worker_team& team) const {
+  const auto& weights = weights_.layers[static_cast<size_t>(layer)].attention;
+  const int h = config_.num_attention_heads;
+  const int rk = config_.kv_lora_rank;
+  const int dv = config_.v_head_dim;
+  const auto shape = attention_shape();
+  const size_t attended_bytes = math_.form_of(shape).attended_bytes;
+  team.parallel(h, [&](int j, worker_memory& memory) {
+    std::byte* input = memory.kernel.take(math_.input_bytes(count, rk));
+    for (int i = 0; i < count; ++i)
+      math_.mla_input_row(shape, batch.attended.data() + static_cast<size_t>(i) * attended_bytes, j, i, input);
+    math_.matmul(weights.uv[static_cast<size_t>(j)], {input, count, rk}, batch.heads_out.data() + j * dv, h * dv, 0,
+                 dv);
+  });
+  team.parallel(count, [&](int i, worker_memory&) {
+    math_.input_row(batch.heads_out.data() + product(i, h * dv), first + i, h * dv, batch.heads_input.data());
+  });
+}
+
+void forward_pass::attend(micro_batch_rows& batch, kv_cache& cache, int layer, int first, int count,
+                          worker_team& team) const {
+  const auto shape = attention_shape();
+  const auto form = math_.form_of(shape);
+  absorb_queries(batch, layer, first, count, team);
+  divide_attention(batch, first, count, team.size());
+  const auto row_of = [&](int i) {
+    return kernels::mla_row{batch.queries.data() + static_cast<size_t>(i) * form.query_bytes,
+                            batch.attended.data() + static_cast<size_t>(i) * form.attended_bytes,
+                            batch.inputs[static_cast<size_t>(first + i)].position + 1};
+  };
+  const auto& items = batch.attention_items;
+  team.parallel(static_cast<int>(items.size()), [&](int number, worker_memory& memory) {
+    const auto& item = items[static_cast<size_t>(number)];
+    std::array<kernels::mla_row, 8> rows;
+    int longest = 0;
+    for (int i = 0; i < item.count; ++i) {
+      rows[static_cast<size_t>(i)] = row_of(item.first + i);
+      longest = std::max(longest, rows[static_cast<size_t>(i)].length);
+    }
+    const auto& ids = *batch.inputs[static_cast<size_t>(first + item.first)].blocks;
+    const size_t count_blocks = static_cast<size_t>(cache.blocks_for(longest));
+    auto* blocks = reinterpret_cast<const std::byte**>(memory.workspace.take(count_blocks * sizeof(std::byte*)));
+    for (size_t b = 0; b < count_blocks; ++b) blocks[b] = cache.address(ids[b], layer);
+    const std::span<const std::byte* const> all{blocks, count_blocks};
+    if (item.span < 0)
+      math_.mla_attend(shape, cache.layout(), all, {rows.data(), static_cast<size_t>(item.count)}, item.head_begin,
+                       item.head_end, memory.kernel);
+    else
+      math_.mla_attend_span(shape, cache.layout(), all, rows[0], item.span, item.head_begin, item.head_end,
+                            batch.partials.data() + static_cast<size_t>(item.partial) * form.partial_bytes,
+                            memory.kernel);
+  });
+  for (size_t at = 0; at < items.size();) {
+    const auto& item = items[at++];
+    if (item.span < 0) continue;
+    int spans = 1;
+    for (; at < items.size() && items[at].first == item.first; ++at) ++spans;
+    math_.mla_merge(shape, batch.partials.data() + static_cast<size_t>(item.partial) * form.partial_bytes, spans,
+                    row_of(item.first), 0, config_.num_attention_heads);
+  }
+  join_heads(batch, layer, first, count, team);
 }
 
 void forward_pass::attention_core(micro_batch_rows& batch, kv_cache& cache, int layer, worker_team& team) const {
   const auto& weights = weights_.layers[static_cast<size_t>(layer)];
   const int m = batch.count();
   const int d = config_.hidden_size;
-  const int h = config_.num_attention_heads;
-  const int rk = config_.kv_lora_rank;
-  const int width = rk + config_.qk_rope_head_dim;
-  const int dv = config_.v_head_dim;
-  absorb_queries(batch, layer, team);
-  const kernels::mla_shape shape{.heads = h, .rk = rk, .dr = config_.qk_rope_head_dim, .scale = softmax_scale_};
-  // With few rows a row's heads are split between the threads.
-  const int splits = m >= 2 * team.size() ? 1 : std::min(team.size(), h);
-  team.parallel(m * splits, [&](int item, worker_memory& memory) {
-    const int i = item / splits;
-    const int split = item % splits;
-    const auto& row = batch.inputs[static_cast<size_t>(i)];
-    const size_t count = static_cast<size_t>(cache.blocks_for(row.position + 1));
-    auto* blocks = reinterpret_cast<const std::byte**>(memory.workspace.take(count * sizeof(std::byte*)));
-    for (size_t b = 0; b < count; ++b) blocks[b] = cache.address((*row.blocks)[b], layer);
-    math_.mla_core(shape, cache.layout(), batch.q_absorbed.data() + product(i, h * width), {blocks, count},
-                   row.position + 1, h * split / splits, h * (split + 1) / splits,
-                   batch.attended.data() + product(i, h * rk), memory.kernel);
-  });
-  team.parallel(h, [&](int j, worker_memory& memory) {
-    math_.matmul(weights.attention.uv[static_cast<size_t>(j)], batch.attended.data() + j * rk, h * rk,
-                 batch.heads_out.data() + j * dv, h * dv, m, 0, dv, memory.kernel);
-  });
-  project(weights.attention.o, batch.heads_out.data(), h * dv, batch.normed.data(), d, m, team);
-  team.parallel(m, [&](int i, worker_memory&) {
-    math_.axpy(1.0F, batch.normed.data() + product(i, d), batch.x.data() + product(i, d), d);
-  });
-  norm_rows(batch.x.data(), d, weights.attention.post_norm, batch.normed.data(), d, m, team);
-  if (!config_.is_moe(layer)) return;
-  const int experts = config_.n_routed_experts;
-  project(weights.router, batch.normed.data(), d, batch.router.data(), experts, m, team);
+  for (int first = 0; first < m; first += attention_rows)
+    attend(batch, cache, layer, first, std::min(attention_rows, m - first), team);
+  project({{&weights.attention.o, batch.normed.data()}},
+          {batch.heads_input.data(), m, config_.num_attention_heads * config_.v_head_dim}, team);
+  const bool moe = config_.is_moe(layer);
   const auto parameters = config_.router();
   const float* bias = weights.router_bias.empty() ? nullptr : weights.router_bias.data();
+  const int experts = config_.n_routed_experts;
+  team.parallel(m, [&](int i, worker_memory& memory) {
+    float* x = batch.x.data() + product(i, d);
+    float* normed = batch.normed.data() + product(i, d);
+    math_.axpy(1.0F, normed, x, d);
+    norm_row(x, weights.attention.post_norm, i, batch.normed_input.data(), normed, memory);
+  });
+  if (!moe) return;
+  // The router's product stays in FP32 (docs/numerics.md). A piece of it is some rows by some experts.
+  constexpr int rows_of_piece = 32, experts_of_piece = 32;
+  const int row_pieces = (m + rows_of_piece - 1) / rows_of_piece;
+  const int column_pieces = (experts + experts_of_piece - 1) / experts_of_piece;
+  team.parallel(row_pieces * column_pieces, [&](int item, worker_memory& memory) {
+    const int row = item / column_pieces * rows_of_piece, column = item % column_pieces * experts_of_piece;
+    math_.matmul(weights.router, batch.normed.data() + product(row, d), d, batch.router.data() + product(row, experts),
+                 experts, std::min(rows_of_piece, m - row), column, std::min(experts, column + experts_of_piece),
+                 memory.kernel);
+  });
   team.parallel(m, [&](int i, worker_memory&) {
     kernels::route(parameters, batch.router.data() + product(i, experts), bias,
                    batch.routes.data() + product(i, parameters.top_k));
@@ -185,15 +320,14 @@ void forward_pass::attention_core(micro_batch_rows& batch, kv_cache& cache, int 
 
 void forward_pass::mlp(const mlp_weights& weights, micro_batch_rows& batch, float* out, worker_team& team) const {
   const int m = batch.count();
-  const int d = config_.hidden_size;
   const int width = weights.gate.n();
-  project(weights.gate, batch.normed.data(), d, batch.mlp_gate.data(), width, m, team);
-  project(weights.up, batch.normed.data(), d, batch.mlp_up.data(), width, m, team);
-  team.parallel(m, [&](int i, worker_memory&) {
-    float* gate = batch.mlp_gate.data() + product(i, width);
-    math_.silu_mul(gate, batch.mlp_up.data() + product(i, width), gate, width);
+  const int columns = columns_of_item(width, team.size());
+  const kernels::product_input normed{batch.normed_input.data(), m, config_.hidden_size};
+  team.parallel((width + columns - 1) / columns, [&](int i, worker_memory&) {
+    math_.gated_matmul(weights.gate, weights.up, normed, batch.mlp_input.data(), i * columns,
+                       std::min(width, (i + 1) * columns));
   });
-  project(weights.down, batch.mlp_gate.data(), width, out, d, m, team);
+  project({{&weights.down, out}}, {batch.mlp_input.data(), m, width}, team);
 }
 
 void forward_pass::dense_mlp(micro_batch_rows& batch, int layer, worker_team& team) const {
@@ -215,36 +349,27 @@ void forward_pass::shared_expert(micro_batch_rows& batch, int layer, worker_team
 void forward_pass::combine(micro_batch_rows& batch, worker_team& team) const {
   const int d = config_.hidden_size;
   const int k = config_.num_experts_per_tok;
-  team.parallel(batch.count(), [&](int i, worker_memory& memory) {
-    auto* sum = reinterpret_cast<float*>(memory.workspace.take(static_cast<size_t>(d) * 2 * sizeof(float)));
-    float* widened = sum + d;
-    std::fill_n(sum, d, 0.0F);
-    for (int slot = 0; slot < k; ++slot) {
-      const size_t at = product(i, k) + static_cast<size_t>(slot);
-      TROUPE_CHECK(batch.expert_outputs[at] != nullptr, "a combine began before every expert had answered");
-      if (bf16_outputs_)
-        kernels::bf16_widen_row(reinterpret_cast<const uint16_t*>(batch.expert_outputs[at]), widened, d);
-      else
-        std::memcpy(widened, batch.expert_outputs[at], static_cast<size_t>(d) * sizeof(float));
-      math_.axpy(batch.routes[at].gate, widened, sum, d);
-    }
-    math_.axpy(1.0F, batch.shared.data() + product(i, d), sum, d);
-    math_.axpy(1.0F, sum, batch.x.data() + product(i, d), d);
+  const auto kind = bf16_outputs_ ? kernels::element::bf16 : kernels::element::f32;
+  team.parallel(batch.count(), [&](int i, worker_memory&) {
+    const auto* outputs = batch.expert_outputs.data() + product(i, k);
+    TROUPE_CHECK(std::find(outputs, outputs + k, nullptr) == outputs + k,
+                 "a combine began before every expert had answered");
+    math_.combine_row(outputs, kind, batch.routes.data() + product(i, k), k, batch.shared.data() + product(i, d),
+                      batch.x.data() + product(i, d), d);
   });
 }
 
 void forward_pass::head(micro_batch_rows& batch, std::span<const int32_t> sampling_rows, worker_team& team) const {
   const int d = config_.hidden_size;
   const int m = static_cast<int>(sampling_rows.size());
-  // The sampled rows are gathered at the front of `normed`, which no later stage of this step reads.
-  for (int i = 0; i < m; ++i)
-    std::memmove(batch.normed.data() + product(i, d),
-                 batch.x.data() + product(sampling_rows[static_cast<size_t>(i)], d),
-                 static_cast<size_t>(d) * sizeof(float));
-  norm_rows(batch.normed.data(), d, weights_.final_norm, batch.normed.data(), d, m, team);
+  // The sampled rows' inputs take the place of the first rows', which no later stage of this step reads.
+  team.parallel(m, [&](int i, worker_memory& memory) {
+    norm_row(batch.x.data() + product(sampling_rows[static_cast<size_t>(i)], d), weights_.final_norm, i,
+             batch.normed_input.data(), nullptr, memory);
+  });
   const size_t needed = product(m, config_.vocab_size);
   if (batch.logits.size() < needed) batch.logits.resize(needed);
-  project(weights_.head, batch.normed.data(), d, batch.logits.data(), config_.vocab_size, m, team);
+  project({{&weights_.head, batch.logits.data()}}, {batch.normed_input.data(), m, d}, team);
 }
 
 double forward_pass::attention_flops(const micro_batch_rows& batch) const {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -24,10 +25,35 @@ struct row_input {
   const std::vector<int32_t>* blocks = nullptr;  // the sequence's KV blocks, covering `position`
 };
 
+// Memory on cache-line boundaries.
+class line_buffer {
+ public:
+  void resize(size_t bytes) { lines_.resize((bytes + sizeof(line) - 1) / sizeof(line)); }
+  std::byte* data() { return reinterpret_cast<std::byte*>(lines_.data()); }
+
+ private:
+  struct alignas(64) line {
+    std::byte bytes[64];
+  };
+  std::vector<line> lines_;
+};
+
+// Rows whose attention is computed together: their absorbed queries stay in the caches.
+inline constexpr int attention_rows = 64;
+
+// One piece of an attention: rows [first, first + count) of one sequence and a range of heads; `span` >= 0: only that
+// span of one row's positions, whose partial result is number `partial`.
+struct attention_item {
+  int first = 0, count = 0;
+  int head_begin = 0, head_end = 0;
+  int span = -1;
+  int partial = 0;
+};
+
 // The arrays of one micro-batch; taken once for `rows_max` rows and reused for every step.
 class micro_batch_rows {
  public:
-  micro_batch_rows(const model_config& config, int rows_max);
+  micro_batch_rows(const model_config& config, const kernels::compute& math, int rows_max);
 
   int rows_max() const { return rows_max_; }
   int count() const { return static_cast<int>(inputs.size()); }
@@ -36,19 +62,28 @@ class micro_batch_rows {
   std::vector<kernels::routed_expert> routes;    // [R, top_k] of the current MoE layer, highest gate first
   std::vector<const std::byte*> expert_outputs;  // [R, top_k] rows of combines, in the combine's dtype
 
-  std::vector<float> x;                 // [R, hidden] residual stream
-  std::vector<float> normed;            // [R, hidden] input of attention, then of the MLP or experts
-  std::vector<float> shared;            // [R, hidden] shared expert's output
-  std::vector<float> latent_q;          // [R, rq]
-  std::vector<float> q;                 // [R, heads*dq]
-  std::vector<float> kv;                // [R, rk+dr]
-  std::vector<float> q_absorbed;        // [R, heads, rk+dr]
-  std::vector<float> attended;          // [R, heads, rk]
-  std::vector<float> heads_out;         // [R, heads*dv]
-  std::vector<float> cosines, sines;    // [R, dr/2]
-  std::vector<float> router;            // [R, experts]
-  std::vector<float> mlp_gate, mlp_up;  // [R, width of the widest dense or shared MLP]
-  std::vector<float> logits;            // [rows that sample, vocab]
+  std::vector<float> x;               // [R, hidden] residual stream
+  std::vector<float> normed;          // [R, hidden] input of attention, then of the MLP or experts
+  std::vector<float> shared;          // [R, hidden] shared expert's output
+  std::vector<float> latent_q;        // [R, rq]
+  std::vector<float> q;               // [R, heads*dq]
+  std::vector<float> kv;              // [R, rk+dr]
+  std::vector<float> q_absorbed;      // [attention_rows, heads, rk+dr]
+  std::vector<float> heads_out;       // [attention_rows, heads*dv]
+  std::vector<float> cosines, sines;  // [R, dr/2]
+  std::vector<float> router;          // [R, experts]
+  std::vector<float> logits;          // [rows that sample, vocab]
+
+  // Inputs of products (kernels::product_input).
+  line_buffer normed_input;    // [R, hidden]
+  line_buffer latent_q_input;  // [R, rq]
+  line_buffer heads_input;     // [R, heads*dv]
+  line_buffer mlp_input;       // [R, width of the widest dense or shared MLP]
+
+  line_buffer queries;   // [attention_rows, query_bytes]
+  line_buffer attended;  // [attention_rows, attended_bytes]
+  line_buffer partials;  // [spans of divided rows, partial_bytes]
+  std::vector<attention_item> attention_items;
 
  private:
   int rows_max_;
@@ -84,12 +119,23 @@ class forward_pass {
   const kernels::compute& math() const { return math_; }
 
  private:
-  void project(const kernels::packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy, int m,
-               worker_team& team) const;
-  void norm_rows(const float* x, int64_t ldx, const std::vector<float>& weight, float* out, int64_t ldo, int m,
-                 worker_team& team) const;
+  // A product and where it goes: y [m, weight.n()], tight.
+  struct projection {
+    const kernels::packed_matrix* weight;
+    float* y;
+  };
+  // Projections of one input, shared out together.
+  void project(std::initializer_list<projection> parts, const kernels::product_input& x, worker_team& team) const;
+  // Norm of one row x [width] as row `row` of a product's input, and as FP32 if `out` is not null.
+  void norm_row(const float* x, const std::vector<float>& weight, int row, std::byte* input, float* out,
+                worker_memory& memory) const;
   void mlp(const mlp_weights& weights, micro_batch_rows& batch, float* out, worker_team& team) const;
-  void absorb_queries(micro_batch_rows& batch, int layer, worker_team& team) const;
+  // Core attention of rows [first, first + count) into `heads_input`.
+  void attend(micro_batch_rows& batch, kv_cache& cache, int layer, int first, int count, worker_team& team) const;
+  void absorb_queries(micro_batch_rows& batch, int layer, int first, int count, worker_team& team) const;
+  void divide_attention(micro_batch_rows& batch, int first, int count, int threads) const;
+  void join_heads(micro_batch_rows& batch, int layer, int first, int count, worker_team& team) const;
+  kernels::mla_shape attention_shape() const;
 
   const model_config& config_;
   const shard_weights& weights_;

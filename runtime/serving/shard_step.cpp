@@ -15,7 +15,7 @@ shard_step::shard_step(const forward_pass& forward, kv_cache& cache, int rows_ma
       index_(index),
       compute_(std::move(compute)),
       completed_(std::move(completed)),
-      workspace_(forward.config(), rows_max),
+      workspace_(forward.config(), forward.math(), rows_max),
       zeros_(static_cast<size_t>(forward.config().hidden_size) * sizeof(float)) {
   rows_.reserve(static_cast<size_t>(rows_max));
   sampling_rows_.reserve(static_cast<size_t>(rows_max));

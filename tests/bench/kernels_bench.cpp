@@ -55,9 +55,11 @@ void matmul(benchmark::State& state, profile wanted, weight_dtype dtype) {
   const auto x = numbers(static_cast<size_t>(m) * k);
   std::vector<float> y(static_cast<size_t>(m) * n);
   scratch memory;
+  std::byte* input = memory.take(math->input_bytes(m, k));
+  for (int i = 0; i < m; ++i) math->input_row(x.data() + size_t{k} * static_cast<size_t>(i), i, k, input);
   size_t next = 0;
   for (auto _ : state) {
-    math->matmul(weights[next], x.data(), k, y.data(), n, m, 0, n, memory);
+    math->matmul(weights[next], {input, m, k}, y.data(), n, 0, n);
     benchmark::DoNotOptimize(y.data());
     next = (next + 1) % weights.size();
   }
@@ -67,32 +69,41 @@ void matmul(benchmark::State& state, profile wanted, weight_dtype dtype) {
       benchmark::Counter(1e-9 * static_cast<double>(weights[0].bytes()) * calls, benchmark::Counter::kIsRate);
 }
 
-// V3's attention: 128 heads, latent 512, rope 64. Argument: length.
-void mla_core(benchmark::State& state, profile wanted) {
+// Attention over a latent of 512 with rope 64. Arguments: heads, rows of one sequence, their length.
+void mla_attend(benchmark::State& state, profile wanted) {
   if (!available(wanted, state)) return;
   prepare_thread();
   const auto math = compute::make(wanted);
-  const mla_shape shape{128, 512, 64, 0.135F};
+  const mla_shape shape{static_cast<int>(state.range(0)), 512, 64, 0.135F};
   const kv_layout layout = math->layout_kv(shape.rk, shape.dr);
-  const int length = static_cast<int>(state.range(0));
+  const auto row_count = static_cast<size_t>(state.range(1));
+  const int length = static_cast<int>(state.range(2));
   const size_t count = static_cast<size_t>((length + kv_layout::tokens - 1) / kv_layout::tokens);
-  std::vector<std::vector<std::byte>> storage(count, std::vector<std::byte>(layout.block_bytes));
+  scratch cache_memory, query_memory, attended_memory, memory;
+  std::byte* cache = cache_memory.take(count * layout.block_bytes);
   std::vector<const std::byte*> blocks;
   const auto latent = numbers(576);
-  for (auto& block : storage) {
-    for (int t = 0; t < kv_layout::tokens; ++t)
-      math->kv_write(layout, block.data(), t, latent.data(), latent.data() + 512);
-    blocks.push_back(block.data());
+  for (size_t b = 0; b < count; ++b) {
+    std::byte* block = cache + b * layout.block_bytes;
+    for (int t = 0; t < kv_layout::tokens; ++t) math->kv_write(layout, block, t, latent.data(), latent.data() + 512);
+    blocks.push_back(block);
   }
-  const auto q = numbers(128 * 576);
-  std::vector<float> out(128 * 512);
-  scratch memory;
+  const mla_form form = math->form_of(shape);
+  std::byte* queries = query_memory.take(row_count * form.query_bytes);
+  std::byte* attended = attended_memory.take(row_count * form.attended_bytes);
+  const auto q = numbers(static_cast<size_t>(shape.heads) * 576);
+  std::vector<mla_row> rows;
+  for (size_t i = 0; i < row_count; ++i) {
+    math->mla_query(shape, q.data(), 0, shape.heads, queries + i * form.query_bytes);
+    rows.push_back({queries + i * form.query_bytes, attended + i * form.attended_bytes, length});
+  }
   for (auto _ : state) {
-    math->mla_core(shape, layout, q.data(), blocks, length, 0, shape.heads, out.data(), memory);
-    benchmark::DoNotOptimize(out.data());
+    math->mla_attend(shape, layout, blocks, rows, 0, shape.heads, memory);
+    benchmark::DoNotOptimize(attended);
   }
-  state.counters["GFLOP/s"] = benchmark::Counter(
-      2e-9 * shape.heads * length * (576 + 512) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  const double calls = static_cast<double>(state.iterations()) * static_cast<double>(row_count);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(2e-9 * shape.heads * length * (576 + 512) * calls, benchmark::Counter::kIsRate);
 }
 
 void rms_norm(benchmark::State& state) {
@@ -137,8 +148,14 @@ BENCHMARK_CAPTURE(matmul, f32_weights_bf16, profile::f32, weight_dtype::bf16)->A
 BENCHMARK_CAPTURE(matmul, f32_weights_fp8, profile::f32, weight_dtype::fp8_e4m3)->Apply(skinny);
 BENCHMARK_CAPTURE(matmul, amx_weights_bf16, profile::amx_bf16, weight_dtype::bf16)->Apply(skinny)->Args({512, 1});
 BENCHMARK_CAPTURE(matmul, amx_weights_fp8, profile::amx_bf16, weight_dtype::fp8_e4m3)->Apply(skinny)->Args({512, 1});
-BENCHMARK_CAPTURE(mla_core, f32, profile::f32)->Arg(256)->Arg(2048);
-BENCHMARK_CAPTURE(mla_core, amx_bf16, profile::amx_bf16)->Arg(256)->Arg(2048);
+// Heads, rows, length: V3 decoding, a small model decoding, and its prompts.
+void attention_shapes(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"heads", "rows", "length"});
+  b->Args({128, 1, 256})->Args({128, 1, 2048})->Args({16, 1, 256})->Args({16, 1, 2048})->Args({16, 8, 256});
+  b->Args({16, 8, 2048});
+}
+BENCHMARK_CAPTURE(mla_attend, f32, profile::f32)->Apply(attention_shapes);
+BENCHMARK_CAPTURE(mla_attend, amx_bf16, profile::amx_bf16)->Apply(attention_shapes);
 BENCHMARK(rms_norm)->Arg(7168);
 BENCHMARK(sample_vocabulary);
 BENCHMARK(route_v3);

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -135,15 +136,83 @@ inline std::vector<float> product(const compute& math, const packed_matrix& w, c
 inline std::vector<float> emulated(const packed_matrix& packed, const std::vector<float>& x, int m) {
   std::vector<float> y(static_cast<size_t>(m) * static_cast<size_t>(packed.n()));
   amx_product call = amx_product_of(packed);
-  call.x = x.data();
-  call.ldx = packed.k();
-  call.y = y.data();
-  call.ldy = packed.n();
   call.m = m;
   call.n_begin = 0;
   call.n_end = packed.n();
-  amx_emulate(call);
+  amx_emulate(call, x.data(), packed.k(), y.data(), packed.n());
   return y;
+}
+
+// Latent KV of `length` positions, every byte that is not written poisoned with NaN.
+struct latent_cache {
+  kv_layout layout;
+  scratch memory;
+  std::vector<const std::byte*> blocks;
+
+  latent_cache(const compute& math, int rk, int dr, int length, const std::vector<float>& latents,
+               const std::vector<float>& keys)
+      : layout(math.layout_kv(rk, dr)) {
+    const int count = (length + kv_layout::tokens - 1) / kv_layout::tokens;
+    std::byte* begin = memory.take(sized(count) * layout.block_bytes);
+    std::memset(begin, 0xff, sized(count) * layout.block_bytes);
+    for (int t = 0; t < length; ++t)
+      math.kv_write(layout, begin + sized(t / kv_layout::tokens) * layout.block_bytes, t % kv_layout::tokens,
+                    latents.data() + t * rk, keys.data() + t * dr);
+    for (int b = 0; b < count; ++b) blocks.push_back(begin + sized(b) * layout.block_bytes);
+  }
+};
+
+// How the attention of one row is divided.
+enum class division { none, heads, spans };
+
+// Attention of rows of one sequence: q [rows, heads, rk + dr], out [rows, heads, rk] FP32.
+inline std::vector<float> attention(const compute& math, const mla_shape& shape, const latent_cache& kv,
+                                    const std::vector<float>& q, const std::vector<int>& lengths,
+                                    division divided = division::none) {
+  const mla_form form = math.form_of(shape);
+  scratch query_memory, attended_memory, partial_memory, memory;
+  std::byte* queries = query_memory.take(lengths.size() * form.query_bytes);
+  std::byte* attended = attended_memory.take(lengths.size() * form.attended_bytes);
+  std::vector<mla_row> rows;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    rows.push_back({queries + i * form.query_bytes, attended + i * form.attended_bytes, lengths[i]});
+    math.mla_query(shape, q.data() + i * sized(shape.heads * (shape.rk + shape.dr)), 0, shape.heads,
+                   queries + i * form.query_bytes);
+  }
+  if (divided == division::heads) {
+    for (int head = 0; head < shape.heads; head += form.heads_together)
+      math.mla_attend(shape, kv.layout, kv.blocks, rows, head, std::min(head + form.heads_together, shape.heads),
+                      memory);
+  } else if (divided == division::spans && form.span > 0) {
+    for (const mla_row& row : rows) {
+      const int spans = (row.length + form.span - 1) / form.span;
+      std::byte* partials = partial_memory.take(sized(spans) * form.partial_bytes);
+      for (int span = spans - 1; span >= 0; --span)  // in any order
+        math.mla_attend_span(shape, kv.layout, kv.blocks, row, span, 0, shape.heads,
+                             partials + sized(span) * form.partial_bytes, memory);
+      math.mla_merge(shape, partials, spans, row, 0, shape.heads);
+    }
+  } else {
+    math.mla_attend(shape, kv.layout, kv.blocks, rows, 0, shape.heads, memory);
+  }
+  std::vector<float> out(lengths.size() * sized(shape.heads * shape.rk));
+  const bool bf16 = form.attended_bytes == sized(shape.heads * shape.rk) * 2;
+  if (bf16)
+    bf16_widen_row(reinterpret_cast<const uint16_t*>(attended), out.data(), static_cast<int>(out.size()));
+  else
+    std::memcpy(out.data(), attended, out.size() * sizeof(float));
+  return out;
+}
+
+// The same for one row by the emulation, over a cache of profile amx_bf16's layout.
+inline std::vector<float> emulated_attention(const mla_shape& shape, const latent_cache& kv,
+                                             const std::vector<float>& q, int length) {
+  std::vector<uint16_t> narrow(sized(shape.heads * shape.rk));
+  amx_emulate_attention({shape.heads, shape.rk, shape.dr, shape.scale}, kv.blocks.data(), q.data(), length,
+                        narrow.data());
+  std::vector<float> out(narrow.size());
+  bf16_widen_row(narrow.data(), out.data(), static_cast<int>(out.size()));
+  return out;
 }
 
 }  // namespace troupe::testing

@@ -15,7 +15,7 @@ constexpr uint64_t golden_f32_products = 0x79b6a592aa5bd24a;
 constexpr uint64_t golden_f32_rows = 0x35ef1d8341b31aec;
 constexpr uint64_t golden_f32_attention = 0xfa3c71869fe7760f;
 constexpr uint64_t golden_amx_products = 0xdcbb4b83931c4864;
-constexpr uint64_t golden_bf16_attention = 0x9185b040d457441b;
+constexpr uint64_t golden_amx_attention = 0xd9b4e523236c9b6;
 constexpr uint64_t golden_positions = 0xd8484032c143b3f3;
 constexpr uint64_t golden_choices = 0x748d67351fcc98cb;
 constexpr uint64_t golden_formats = 0x9d56e0453aa09d15;
@@ -53,18 +53,45 @@ uint64_t rows(const compute& math) {
   return hash_bits(std::vector<float>{math.log_sum_exp(x.data(), width, memory)}, hash);
 }
 
-// Through the lane tables, so that BF16 caches are checked on machines without AMX too. 3 blocks, the last short.
-uint64_t attention(const lane_kernels& lanes, bool bf16) {
-  constexpr int heads = 5, rk = 48, dr = 16, width = rk + dr, length = 75;
-  const auto q = values("golden.q", heads * width, 2);
-  const auto wide = values("golden.kv", 96 * width);
-  const auto narrow = bf16_values("golden.kv", 96 * width);
+// `length` positions: in profile f32 three blocks, the last short; in tiles two spans.
+struct attention_problem {
+  static constexpr int heads = 5, rk = 48, dr = 16, width = rk + dr;
+  static constexpr mla_shape shape{heads, rk, dr, 0.3F};
+  int length;
+  std::vector<float> q = values("golden.q", heads* width, 2);
+  std::vector<float> latents, keys;
+
+  explicit attention_problem(int positions) : length(positions) {
+    const auto kv = values("golden.kv", sized(length * width));
+    for (auto row = kv.begin(); row != kv.end(); row += width) {
+      latents.insert(latents.end(), row, row + rk);
+      keys.insert(keys.end(), row + rk, row + width);
+    }
+  }
+};
+constexpr int f32_positions = 75, amx_positions = 300;
+
+uint64_t attention_of(const compute& math, int length) {
+  const attention_problem p(length);
+  const latent_cache kv(math, p.rk, p.dr, p.length, p.latents, p.keys);
+  return hash_bits(attention(math, p.shape, kv, p.q, {p.length}));
+}
+
+// From BF16 latents in the layout of tiles: [rk padded to 32][dr padded to 32].
+uint64_t emulated_attention_of(int length) {
+  const attention_problem p(length);
+  constexpr int padded = 64 + 32;
+  std::vector<uint16_t> rows(320 * padded);
+  for (int t = 0; t < p.length; ++t) {
+    bf16_round_row(p.latents.data() + t * p.rk, rows.data() + t * padded, p.rk);
+    bf16_round_row(p.keys.data() + t * p.dr, rows.data() + t * padded + 64, p.dr);
+  }
   std::vector<const std::byte*> blocks;
-  for (size_t b = 0; b < 3; ++b)
-    blocks.push_back(bf16 ? reinterpret_cast<const std::byte*>(narrow.data() + b * 32 * width)
-                          : reinterpret_cast<const std::byte*>(wide.data() + b * 32 * width));
-  std::vector<float> out(heads * rk), room(mla_scratch_floats(heads, rk, dr));
-  lanes.mla_core({rk, dr, 0.3F, bf16, q.data(), blocks.data(), length, 0, heads, out.data(), room.data()});
+  for (size_t b = 0; b < 10; ++b) blocks.push_back(reinterpret_cast<const std::byte*>(rows.data() + b * 32 * padded));
+  std::vector<uint16_t> narrow(p.heads * p.rk);
+  amx_emulate_attention({p.heads, p.rk, p.dr, 0.3F}, blocks.data(), p.q.data(), p.length, narrow.data());
+  std::vector<float> out(narrow.size());
+  bf16_widen_row(narrow.data(), out.data(), static_cast<int>(out.size()));
   return hash_bits(out);
 }
 
@@ -135,10 +162,8 @@ TEST_CASE("profile f32 has its golden bits on every instruction set") {
     CAPTURE(math->description());
     CHECK(products_of(*math) == golden_f32_products);
     CHECK(rows(*math) == golden_f32_rows);
+    CHECK(attention_of(*math, f32_positions) == golden_f32_attention);
   }
-  CHECK(attention(scalar_lanes(), false) == golden_f32_attention);
-  if (cpu_features::detect().avx2) CHECK(attention(avx2_lanes(), false) == golden_f32_attention);
-  if (cpu_features::detect().avx512) CHECK(attention(avx512_lanes(), false) == golden_f32_attention);
 }
 
 TEST_CASE("profile amx_bf16 has its golden bits, from tiles and from their emulation") {
@@ -146,15 +171,14 @@ TEST_CASE("profile amx_bf16 has its golden bits, from tiles and from their emula
     const auto math = compute::make(profile::amx_bf16);
     CHECK(products_of(*math) == golden_amx_products);
     CHECK(rows(*math) == golden_f32_rows);
+    CHECK(attention_of(*math, amx_positions) == golden_amx_attention);
   } else {
     MESSAGE("skipped: this CPU has no AMX");
   }
   CHECK(products([](const test_weight& w, const std::vector<float>& x) {
           return emulated(pack_amx(weight_reader(w.view(), false)), x, m);
         }) == golden_amx_products);
-  CHECK(attention(scalar_lanes(), true) == golden_bf16_attention);
-  if (cpu_features::detect().avx2) CHECK(attention(avx2_lanes(), true) == golden_bf16_attention);
-  if (cpu_features::detect().avx512) CHECK(attention(avx512_lanes(), true) == golden_bf16_attention);
+  CHECK(emulated_attention_of(amx_positions) == golden_amx_attention);
 }
 
 TEST_CASE("what all profiles share has its golden bits") {

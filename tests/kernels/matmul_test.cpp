@@ -1,6 +1,7 @@
 // Matrix products of every profile: right, independent of batch, blocking and instruction set.
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "tests/kernels/fixtures.hpp"
 
@@ -160,4 +161,95 @@ TEST_CASE("rows with strides and unaligned weights multiply as tight ones") {
       CHECK(y[sized(i * ldy + n)] == -7);
     }
   }
+}
+
+TEST_CASE("BF16 rows make the same input as their FP32 values") {
+  for (const auto& math : all_profiles())
+    for (const int k : {1, 24, 32, 70, 256}) {
+      const auto narrow = bf16_values("input.x", sized(k), 3);
+      std::vector<float> wide(sized(k));
+      bf16_widen_row(narrow.data(), wide.data(), k);
+      scratch first, second;
+      const size_t bytes = math->input_bytes(19, k);
+      std::byte* a = first.take(bytes);
+      std::byte* b = second.take(bytes);
+      std::memset(a, 0, bytes);
+      std::memset(b, 0, bytes);
+      for (const int row : {0, 7, 16, 18}) {
+        math->input_row(wide.data(), row, k, a);
+        math->input_row(narrow.data(), row, k, b);
+      }
+      CHECK(std::memcmp(a, b, bytes) == 0);
+    }
+}
+
+namespace {
+
+// An input of FP32 rows x [m, k].
+product_input input_of(const compute& math, const std::vector<float>& x, int m, int k, scratch& memory) {
+  std::byte* data = memory.take(math.input_bytes(m, k));
+  for (int i = 0; i < m; ++i) math.input_row(x.data() + i * k, i, k, data);
+  return {data, m, k};
+}
+
+}  // namespace
+
+TEST_CASE("a gated product equals two products, their activation and the rounding of the next input") {
+  for (const auto& math : all_profiles())
+    for (const weight_dtype dtype : dtypes)
+      for (const int m : {1, 5, 16, 33, 70, 300}) {
+        const int n = 130, k = 72;
+        const auto gate = math->pack(make_weight("gate.W", dtype, n, k).view(), math->preferred_format());
+        const auto up = math->pack(make_weight("up.W", dtype, n, k).view(), math->preferred_format());
+        const auto down = math->pack(make_weight("down.W", dtype, 20, n).view(), math->preferred_format());
+        const auto x = values("gated.x", sized(m * k));
+        auto expected = product(*math, gate, x, m);
+        const auto factor = product(*math, up, x, m);
+        math->silu_mul(expected.data(), factor.data(), expected.data(), m * n);
+        scratch input_memory, hidden_memory;
+        std::byte* hidden = hidden_memory.take(math->input_bytes(m, n));
+        const auto input = input_of(*math, x, m, k, input_memory);
+        math->gated_matmul(gate, up, input, hidden, 0, 64);
+        math->gated_matmul(gate, up, input, hidden, 64, n);
+        std::vector<float> y(sized(m * 20));
+        math->matmul(down, {hidden, m, n}, y.data(), 20, 0, 20);
+        CAPTURE(math->description());
+        CAPTURE(m);
+        CHECK(same_bits(y, product(*math, down, expected, m)));
+      }
+}
+
+TEST_CASE("rows that lie apart hold the product, and values that are not finite are told") {
+  for (const auto& math : all_profiles())
+    for (const element kind : {element::f32, element::bf16}) {
+      const int n = 90, k = 40, m = 37;
+      const auto packed = math->pack(make_weight("apart.W", weight_dtype::bf16, n, k).view(), math->preferred_format());
+      auto x = values("apart.x", sized(m * k));
+      auto expected = product(*math, packed, x, m);
+      const size_t element_bytes = kind == element::bf16 ? 2 : 4;
+      std::vector<std::vector<std::byte>> out(sized(m), std::vector<std::byte>(sized(n) * element_bytes));
+      std::vector<std::byte*> rows;
+      for (auto& row : out) rows.push_back(row.data());
+      scratch memory;
+      CHECK(math->matmul_apart(packed, input_of(*math, x, m, k, memory), kind, rows.data(), 0, 64));
+      CHECK(math->matmul_apart(packed, input_of(*math, x, m, k, memory), kind, rows.data(), 64, n));
+      for (int i = 0; i < m; ++i) {
+        std::vector<uint16_t> narrow(sized(n));
+        bf16_round_row(expected.data() + i * n, narrow.data(), n);
+        const void* wanted = kind == element::bf16 ? static_cast<const void*>(narrow.data()) : expected.data() + i * n;
+        CHECK(std::memcmp(out[sized(i)].data(), wanted, out[sized(i)].size()) == 0);
+      }
+      x[sized(20 * k + 3)] = std::numeric_limits<float>::quiet_NaN();
+      CHECK(!math->matmul_apart(packed, input_of(*math, x, m, k, memory), kind, rows.data(), 0, n));
+      x[sized(20 * k + 3)] = std::numeric_limits<float>::infinity();
+      CHECK(!math->matmul_apart(packed, input_of(*math, x, m, k, memory), kind, rows.data(), 0, n));
+    }
+}
+
+TEST_CASE("a large weight lies on a huge-page boundary") {
+  const auto math = compute::make(profile::f32);
+  const test_weight w = make_weight("huge.W", weight_dtype::f32, 2064, 1024);
+  const packed_matrix packed = math->pack(w.view(), weight_format::f32);
+  CHECK(packed.bytes() >= size_t{2064} * 1024 * 4);
+  CHECK(reinterpret_cast<uintptr_t>(packed.data()) % (size_t{2} << 20) == 0);
 }

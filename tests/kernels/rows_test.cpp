@@ -27,6 +27,17 @@ std::vector<float> all_rows(const compute& math, int width) {
   out = w;
   math.axpy(0.3F, x.data(), out.data(), width);
   keep();
+  const auto narrow = bf16_values("rows.c", 3 * count);
+  const std::byte* wide_rows[] = {reinterpret_cast<const std::byte*>(x.data()),
+                                  reinterpret_cast<const std::byte*>(w.data())};
+  const std::byte* narrow_rows[] = {reinterpret_cast<const std::byte*>(narrow.data()),
+                                    reinterpret_cast<const std::byte*>(narrow.data() + count)};
+  const routed_expert experts[] = {{3, 0.7F}, {1, 0.2F}};
+  for (const bool bf16 : {false, true}) {
+    math.combine_row(bf16 ? narrow_rows : wide_rows, bf16 ? element::bf16 : element::f32, experts, 2, x.data(),
+                     out.data(), width);
+    keep();
+  }
   all.push_back(math.log_sum_exp(x.data(), width, memory));
   all.push_back(static_cast<float>(math.argmax(x.data(), width)));
   return all;
@@ -42,6 +53,49 @@ TEST_CASE("all instruction sets give the same bits for every row-wise kernel") {
       CAPTURE(math->description());
       CAPTURE(width);
       CHECK(same_bits(reference, all_rows(*math, width)));
+    }
+  }
+}
+
+TEST_CASE("a combine is one chain of multiply-adds, then the shared expert, then the residual") {
+  const auto math = compute::make(profile::f32);
+  for (const int width : widths) {
+    const auto count = static_cast<size_t>(width);
+    const auto first = values("rows.a", count, 8), second = values("rows.b", count), shared = values("rows.s", count);
+    const std::byte* rows[] = {reinterpret_cast<const std::byte*>(first.data()),
+                               reinterpret_cast<const std::byte*>(second.data())};
+    const routed_expert experts[] = {{3, 0.7F}, {1, 0.2F}};
+    auto x = values("rows.x", count);
+    std::vector<float> sum(count);
+    math->axpy(0.7F, first.data(), sum.data(), width);
+    math->axpy(0.2F, second.data(), sum.data(), width);
+    math->axpy(1, shared.data(), sum.data(), width);
+    auto expected = x;
+    math->axpy(1, sum.data(), expected.data(), width);
+    math->combine_row(rows, element::f32, experts, 2, shared.data(), x.data(), width);
+    CHECK(same_bits(x, expected));
+  }
+}
+
+TEST_CASE("every instruction set rounds to BF16 as the scalar definition, odd values too") {
+  std::vector<float> x = values("bf16.rows", 200, 1e4F);
+  for (const float odd : {0.0F, -0.0F, 1e-40F, 3.4e38F, std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN()})
+    x.push_back(odd);
+  for (const isa set : {isa::scalar, isa::avx2, isa::avx512}) {
+    if ((set == isa::avx2 && !cpu_features::detect().avx2) || (set == isa::avx512 && !cpu_features::detect().avx512))
+      continue;
+    for (int count = 1; count <= static_cast<int>(x.size()); count += 13) {
+      std::vector<uint16_t> out(x.size(), 7);
+      lanes_of(set).bf16_round_row(x.data() + x.size() - sized(count), out.data(), count);
+      for (int i = 0; i < count; ++i) REQUIRE(out[sized(i)] == bf16_round(x[x.size() - sized(count) + sized(i)]));
+      if (sized(count) < out.size()) CHECK(out[sized(count)] == 7);
+      std::vector<float> back(x.size());
+      lanes_of(set).bf16_widen_row(out.data(), back.data(), count);
+      for (int i = 0; i < count; ++i) {
+        const float expected = bf16_widen(out[sized(i)]);
+        REQUIRE(std::memcmp(&back[sized(i)], &expected, 4) == 0);
+      }
     }
   }
 }

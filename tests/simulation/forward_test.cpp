@@ -26,7 +26,7 @@ class plain_forward {
   // Logits of every given position.
   std::vector<float> run(const std::vector<int32_t>& tokens, int first_position) {
     const int m = static_cast<int>(tokens.size());
-    micro_batch_rows rows(config_, m);
+    micro_batch_rows rows(config_, *math_, m);
     std::vector<int32_t> all;
     for (int i = 0; i < m; ++i) {
       rows.inputs.push_back({tokens[static_cast<size_t>(i)], first_position + i, &blocks_});

@@ -1,4 +1,4 @@
-// Moving rows into and out of tile order, and FP8 codes into BF16. For the AMX object file alone (see amx_tiles.hpp).
+// FP8 codes into BF16 tiles. For the AMX object file alone (see amx_tiles.hpp).
 #pragma once
 
 #include <immintrin.h>
@@ -13,43 +13,6 @@
 
 namespace troupe::kernels {
 namespace {
-
-// bf16_round for 16 values: nearest even; a NaN keeps its sign and payload and becomes quiet.
-[[gnu::always_inline]] inline __m256i round_to_bf16(__m512 x) {
-  const __m512i bits = _mm512_castps_si512(x);
-  const __m512i upper = _mm512_srli_epi32(bits, 16);
-  const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
-  const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
-  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  rounded = _mm512_mask_or_epi32(rounded, nan, upper, _mm512_set1_epi32(0x40));
-  return _mm512_cvtepi32_epi16(rounded);
-}
-
-// Rounds x [m, k] to row tiles [ceil(m/16)][ceil(k/32)][16][32] BF16, padded with zeros.
-inline void round_rows(const float* x, int64_t ldx, int m, int k, uint16_t* tiles) {
-  const int steps = tile_steps(k);
-  const int padded = (m + tile_rows - 1) / tile_rows * tile_rows;
-  for (int row = 0; row < padded; ++row) {
-    uint16_t* out = tiles + (ptrdiff_t{row / tile_rows} * steps * tile_rows + row % tile_rows) * tile_depth;
-    for (int i = 0; i < steps * tile_depth; i += lane_count) {
-      const int left = row < m ? k - i : 0;
-      const __mmask16 mask = left >= lane_count ? __mmask16{0xffff}
-                             : left > 0         ? static_cast<__mmask16>((1U << left) - 1)
-                                                : __mmask16{0};
-      const __m512 value = _mm512_maskz_loadu_ps(mask, x + (row < m ? row * ldx + i : 0));
-      uint16_t* at = out + ptrdiff_t{i / tile_depth} * tile_elements + i % tile_depth;
-      _mm256_store_si256(reinterpret_cast<__m256i*>(at), round_to_bf16(value));
-    }
-  }
-}
-
-// Copies the sums of one tile [16][16] to y, only the rows and columns that exist.
-inline void copy_tile(const float* tile, float* y, int64_t ldy, int rows, int columns) {
-  const auto mask = static_cast<__mmask16>(columns >= tile_columns ? 0xffff : (1U << columns) - 1);
-  for (int r = 0; r < rows && r < tile_rows; ++r)
-    _mm512_mask_storeu_ps(y + r * ldy, mask, _mm512_loadu_ps(tile + r * tile_columns));
-}
 
 // The BF16 bits of each E4M3 magnitude, split into bytes for the byte permutation.
 struct e4m3_tables {

@@ -1,0 +1,68 @@
+// Absorbed MLA attention of profile amx_bf16 in tiles.
+//
+// Heads go in units of 16, the columns of a tile; the last unit is padded with heads of zeros. Positions go in spans of
+// 256, aligned to absolute position. Within a span, for one query row and unit:
+//   scores s[t, h] = scale * (latent row t . query h), BF16 inputs, one tile accumulation over the row's width;
+//   m[h] = max over t;  p[t, h] = exp(s - m) in FP32;  l[h] = sum over t, as 4 chains (t mod 4) and a fixed tree;
+//   o[h, :] = sum over t of bf16(p[t, h]) c[t, :], one tile accumulation over 32 positions an instruction, ascending.
+// Spans merge in the order of position:
+//   m' = max(m, m_s), a = exp(m - m'), b = exp(m_s - m');  l = fma(l, a, l_s b);  o = fma(o, a, o_s b).
+// The result is o / l (by a multiplication with 1 / l), rounded to BF16. Which rows are computed together, and which
+// thread computes a span, never shows.
+//
+// A latent row is [rk padded to 32][dr padded to 32] BF16, zeros in the padding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/amx_layout.hpp"
+
+namespace troupe::kernels {
+
+inline constexpr int unit_heads = tile_columns;
+inline constexpr int span_positions = 256;
+
+struct amx_attention {
+  int heads, rk, dr;
+  float scale;
+
+  constexpr int units() const { return (heads + unit_heads - 1) / unit_heads; }
+  constexpr int latent_steps() const { return tile_steps(rk); }
+  constexpr int steps() const { return tile_steps(rk) + tile_steps(dr); }
+  constexpr int width() const { return steps() * tile_depth; }  // of a latent row
+  // A unit's queries: tiles [steps][16 pairs of inputs][16 heads][2] BF16.
+  constexpr ptrdiff_t unit_query() const { return ptrdiff_t{steps()} * tile_elements; }
+  // A unit's partial result: m [16], l [16], then o as tiles [2 latent_steps][16 heads][16] FP32.
+  constexpr ptrdiff_t unit_partial() const {
+    return 2 * unit_heads + ptrdiff_t{latent_steps()} * 2 * unit_heads * tile_columns;
+  }
+};
+
+// One row's unit: its queries, where its result goes, and how many positions it sees.
+struct amx_attention_unit {
+  const uint16_t* query;
+  int length;
+  float* result;  // [unit_partial]
+};
+
+// Requires, for all: cpu_features::detect().amx_bf16.
+
+// Makes unit `unit`'s queries of q [heads, rk + dr].
+void amx_query(const amx_attention& call, const float* q, int unit, uint16_t* out);
+
+// 64-byte aligned working memory of amx_attend_span.
+size_t amx_attention_scratch(const amx_attention& call);
+
+// The results of units of one sequence over span `span`, merged into what earlier spans left if span > first. Every
+// length reaches beyond the span's start. `blocks` are the sequence's.
+void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, const amx_attention_unit* units,
+                     int count, int span, bool merge, std::byte* scratch);
+
+// Merges a later span's partial result into an earlier one's.
+void amx_merge(const amx_attention& call, const float* later, float* result);
+
+// Rows [heads of the unit][rk] BF16 from a unit's result over all spans.
+void amx_attended(const amx_attention& call, const float* result, int unit, uint16_t* out);
+
+}  // namespace troupe::kernels
