@@ -155,6 +155,9 @@ class compute {
 
   // Packs a weight. Thread: any; may run in parallel for different weights.
   virtual packed_matrix pack(const weight_view& weight, weight_format format) const = 0;
+  // Room for a packed weight that comes from elsewhere, with the storage that its `parts()` named there; empty when
+  // this profile does not know the format or the storage. Requires: n and k are positive.
+  virtual packed_matrix pack_room(weight_format format, uint32_t storage, int n, int k) const = 0;
   // Packs the transpose: the product is then y[m, k] = x[m, n] * W (used for the absorbed key
   // projection, whose UK [dn, rk] multiplies q from the other side).
   virtual packed_matrix pack_transposed(const weight_view& weight, weight_format format) const = 0;

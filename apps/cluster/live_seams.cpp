@@ -1,11 +1,16 @@
 #include "apps/cluster/live_seams.hpp"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <random>
 
+#include "apps/cluster/load_meter.hpp"
+#include "runtime/device/cpu_set.hpp"
+#include "runtime/memory/huge_pages.hpp"
 #include "runtime/wire/local_wire.hpp"
 
 namespace troupe {
@@ -14,41 +19,56 @@ namespace {
 
 constexpr uint16_t slots_max = 65;  // the host and up to 64 shards
 
-// A few threads that share out independent items and end with the call.
-parallel_runner run_on_threads(uint32_t threads) {
-  return [threads](int count, const std::function<void(int)>& item) {
+// Threads that share out independent items and end with the call. Thread i stays on cpus[i], so that the memory a
+// weight is packed into is near a CPU that computes.
+parallel_runner run_on_threads(uint32_t threads, std::vector<int> cpus) {
+  return [threads, cpus = std::move(cpus)](int count, const std::function<void(int)>& item) {
     std::atomic<int> next{0};
-    const auto work = [&] {
+    const auto work = [&](uint32_t thread) {
+      pin_this_thread(cpus, thread);
       for (int i = next++; i < count; i = next++) item(i);
     };
     std::vector<std::jthread> helpers;
-    for (uint32_t i = 1; i < threads; ++i) helpers.emplace_back(work);
-    work();
+    for (uint32_t i = 1; i < threads; ++i) helpers.emplace_back(work, i);
+    work(0);
   };
 }
 
-std::shared_ptr<loaded_weights> load_all(const std::string& directory, std::shared_ptr<const model_config> config,
-                                         const std::vector<std::pair<uint32_t, uint32_t>>& experts,
-                                         const kernels::compute& math, uint32_t threads) {
+// What a loader thread needs to know.
+struct load_order {
+  std::string who;  // begins lines about the load
+  std::string directory;
+  std::shared_ptr<const model_config> config;
+  std::vector<std::pair<uint32_t, uint32_t>> experts;
+  parallel_runner run;
+};
+
+std::shared_ptr<loaded_weights> load_all(const load_order& order, const kernels::compute& math) {
+  const auto& config = *order.config;
   auto loaded = std::make_shared<loaded_weights>();
-  loaded->config = config;
-  auto files = checkpoint::open(directory);
+  loaded->config = order.config;
+  auto files = checkpoint::open(order.directory);
   if (!files) {
     loaded->outcome = files.failure();
     return loaded;
   }
-  const auto run = run_on_threads(threads);
-  auto shard = load_shard_weights(*files, *config, math, run);
+  load_meter meter(order.who, bytes_to_load(*files, order.experts), load_meter::clock::now());
+  const bool watched = isatty(STDERR_FILENO) == 1;
+  const auto heard = [&meter, watched](uint64_t bytes) {
+    const auto line = meter.add(bytes, load_meter::clock::now());
+    if (line && watched) std::fprintf(stderr, "%s\n", line->c_str());
+  };
+  auto shard = load_shard_weights(*files, config, math, order.run, heard);
   if (!shard) {
     loaded->outcome = shard.failure();
     return loaded;
   }
   loaded->shard = *shard;
-  loaded->experts.resize(experts.size());
-  std::vector<std::optional<error>> failures(experts.size());
-  run(static_cast<int>(experts.size()), [&](int i) {
-    const auto [layer, expert] = experts[static_cast<size_t>(i)];
-    auto weights = load_expert_weights(*files, *config, math, static_cast<int>(layer), static_cast<int>(expert));
+  loaded->experts.resize(order.experts.size());
+  std::vector<std::optional<error>> failures(order.experts.size());
+  order.run(static_cast<int>(order.experts.size()), [&](int i) {
+    const auto [layer, expert] = order.experts[static_cast<size_t>(i)];
+    auto weights = load_expert_weights(*files, config, math, static_cast<int>(layer), static_cast<int>(expert), heard);
     if (!weights)
       failures[static_cast<size_t>(i)] = weights.failure();
     else
@@ -57,6 +77,17 @@ std::shared_ptr<loaded_weights> load_all(const std::string& directory, std::shar
   for (const auto& failure : failures)
     if (failure) loaded->outcome = *failure;
   return loaded;
+}
+
+// Weights on small pages are read a third slower; the user can do something about it.
+void warn_of_small_pages(const std::string& who, uint64_t weight_bytes) {
+  constexpr uint64_t worth_it = uint64_t{256} << 20U;
+  const uint64_t huge = bytes_on_huge_pages();
+  if (weight_bytes < worth_it || huge >= weight_bytes / 10 * 9) return;
+  spdlog::warn(
+      "{}: only {:.1f} of {:.1f} GB of weights lie on huge pages, and reading them is slower for it; "
+      "/sys/kernel/mm/transparent_hugepage/enabled should say madvise or always, and memory should be free",
+      who, static_cast<double>(huge) / 1e9, static_cast<double>(weight_bytes) / 1e9);
 }
 
 }  // namespace
@@ -93,12 +124,18 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
                               const model_config& config) {
   const std::lock_guard lock(mutex_);
   if (closed_) return error{errc::cancelled, "the process is ending"};
+  who_ = "node " + std::to_string(node.value);
+  const auto allowed = allowed_cpus();
+  cpus_ = cpus_of_node(allowed, node.value, settings.nodes, settings.threads_per_node);
+  if (!allowed.empty() && settings.threads_per_node > allowed.size())
+    spdlog::warn("{}: threads_per_node is {}, but this process may use {} CPUs only; fewer threads would be faster",
+                 who_, settings.threads_per_node, allowed.size());
   const auto memory = size_node_memory(settings, config);
   dispatch_pool_ = std::make_shared<buffer_pool>(memory.dispatch_bytes);
   combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
   bulk_pool_ = std::make_shared<buffer_pool>(bulk_pool_bytes);
   device_ = std::make_shared<cpu_device>(kernels::compute::make(settings.profile),
-                                         static_cast<int>(settings.threads_per_node), settings.schedule.ranks);
+                                         static_cast<int>(settings.threads_per_node), settings.schedule.ranks, cpus_);
   if (!options_.trace.empty()) {
     auto opened = timeline::open(options_.trace, node.value, true);
     if (!opened) return opened.failure();
@@ -150,10 +187,21 @@ void live_seams::load(const serving_settings& settings, std::shared_ptr<const mo
   const std::lock_guard lock(mutex_);
   model_ = settings.model;
   config_ = config;
-  loader_ = std::thread([directory = settings.model, threads = settings.threads_per_node, config = std::move(config),
-                         experts = std::move(experts), done = std::move(done), device = device_] {
+  load_order order{who_, settings.model, std::move(config), std::move(experts),
+                   run_on_threads(settings.threads_per_node, cpus_)};
+  loader_ = std::thread([order = std::move(order), done = std::move(done), device = device_] {
     kernels::prepare_thread();
-    done(load_all(directory, config, experts, device->math(), threads));
+    const auto begin = load_meter::clock::now();
+    auto loaded = load_all(order, device->math());
+    uint64_t bytes = 0;
+    if (loaded->outcome) {
+      bytes = loaded->shard->bytes();
+      for (const auto& hosted : loaded->experts) bytes += hosted.weights->bytes();
+      spdlog::debug("{}: {:.2f} GB of weights packed in {:.2f} s", order.who, static_cast<double>(bytes) / 1e9,
+                    std::chrono::duration<double>(load_meter::clock::now() - begin).count());
+    }
+    done(std::move(loaded));
+    warn_of_small_pages(order.who, bytes);
   });
 }
 

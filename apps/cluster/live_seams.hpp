@@ -56,6 +56,8 @@ class live_seams final : public node_seams {
   live_seams_options options_;
   std::mutex mutex_;  // of what `open` and `load` (an actor's thread) set and `close` reads
   bool closed_ = false;
+  std::string who_;        // "node 3", for lines a person reads
+  std::vector<int> cpus_;  // of the compute threads; empty: any
   // Pools outlive the wire, and the wire every message: declared first, destroyed last.
   std::shared_ptr<buffer_pool> dispatch_pool_;
   std::shared_ptr<buffer_pool> combine_pool_;

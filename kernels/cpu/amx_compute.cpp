@@ -38,6 +38,13 @@ packed_matrix amx_compute::pack_as(const weight_view& weight, weight_format form
   return pack_amx(weight_reader(weight, transposed));
 }
 
+packed_matrix amx_compute::pack_room(weight_format format, uint32_t storage, int n, int k) const {
+  if (format == weight_format::f32) return f32_compute::pack_room(format, storage, n, k);
+  const auto wanted = static_cast<weight_storage>(storage);
+  if (wanted != weight_storage::bf16 && wanted != weight_storage::e4m3) return {};
+  return empty_amx(wanted, n, k);
+}
+
 size_t amx_compute::input_bytes(int m, int k) const {
   const auto row_tiles = static_cast<size_t>((m + tile_rows - 1) / tile_rows);
   return row_tiles * static_cast<size_t>(tile_steps(k)) * tile_rows * tile_depth * sizeof(uint16_t);

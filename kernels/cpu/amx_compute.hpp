@@ -15,6 +15,7 @@ class amx_compute final : public f32_compute {
   std::string_view description() const override { return "amx_bf16"; }
   weight_format preferred_format() const override { return weight_format::amx_bf16; }
 
+  packed_matrix pack_room(weight_format format, uint32_t storage, int n, int k) const override;
   size_t input_bytes(int m, int k) const override;
   void input_row(const float* x, int row, int k, std::byte* input) const override;
   void input_row(const uint16_t* x, int row, int k, std::byte* input) const override;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/transpose.hpp"
+
 namespace troupe::kernels {
 namespace {
 
@@ -22,6 +24,31 @@ void fill_tiles(const weight_reader& weight, std::byte* body, Position position,
   }
 }
 
+// The same for BF16 that lies straight, a pair of tiles at a time so that the output is one stream. A row's two
+// neighbouring inputs are one word of the tile.
+void fill_bf16_tiles(const weight_reader& weight, std::byte* body) {
+  constexpr size_t tile_bytes = tile_elements * sizeof(uint16_t);
+  constexpr int ahead = 4 * tile_depth;  // how far the rows, each a stream of its own, are prefetched
+  const int steps = tile_steps(weight.depth());
+  const int64_t stride = int64_t{weight.depth()} * 2;
+  for (int column = 0; column < weight.columns(); column += 2 * tile_columns)
+    for (int step = 0; step < steps; ++step)
+      for (int first = column; first < column + 2 * tile_columns; first += tile_columns, body += tile_bytes) {
+        const int width = std::min(tile_columns, weight.columns() - first);
+        const int depth = std::min(tile_depth, weight.depth() - step * tile_depth);
+        if (width == tile_columns && depth == tile_depth) {
+          const std::byte* rows = weight.row(first) + step * tile_depth * 2;
+          for (int c = 0; c < tile_columns; ++c) __builtin_prefetch(rows + c * stride + ahead * 2);
+          transpose_words(rows, stride, body);
+          continue;
+        }
+        auto* out = reinterpret_cast<uint16_t*>(body);
+        for (int c = 0; c < width; ++c)
+          for (int i = 0; i < depth; ++i)
+            out[bf16_position(c, i)] = weight.stored<uint16_t>(first + c, step * tile_depth + i);
+      }
+}
+
 void fill_scales(const weight_reader& weight, float* out) {
   const int blocks = (weight.depth() + scale_block - 1) / scale_block;
   for (int column = 0; column < weight.columns(); column += tile_columns)
@@ -30,16 +57,22 @@ void fill_scales(const weight_reader& weight, float* out) {
 
 }  // namespace
 
+packed_matrix empty_amx(weight_storage storage, int columns, int depth) {
+  const bool scaled = storage == weight_storage::e4m3;
+  const auto pairs = static_cast<size_t>((columns + 2 * tile_columns - 1) / (2 * tile_columns));
+  const auto blocks = static_cast<size_t>((depth + scale_block - 1) / scale_block);
+  packed_parts parts{static_cast<uint32_t>(storage), 0, 0};
+  if (scaled) parts.body_offset = round_up_to_line(2 * pairs * blocks * sizeof(float));
+  const size_t elements = pairs * static_cast<size_t>(tile_steps(depth)) * 2 * tile_elements;
+  const size_t bytes = parts.body_offset + elements * (scaled ? sizeof(uint8_t) : sizeof(uint16_t));
+  return make_packed(weight_format::amx_bf16, columns, depth, bytes, parts);
+}
+
 packed_matrix pack_amx(const weight_reader& weight) {
   const bool scaled = weight.dtype() == weight_dtype::fp8_e4m3;
-  const auto pairs = static_cast<size_t>((weight.columns() + 2 * tile_columns - 1) / (2 * tile_columns));
-  const auto blocks = static_cast<size_t>((weight.depth() + scale_block - 1) / scale_block);
-  packed_parts parts{static_cast<uint32_t>(scaled ? weight_storage::e4m3 : weight_storage::bf16), 0, 0};
-  if (scaled) parts.body_offset = round_up_to_line(2 * pairs * blocks * sizeof(float));
-  const size_t elements = pairs * static_cast<size_t>(tile_steps(weight.depth())) * 2 * tile_elements;
-  const size_t bytes = parts.body_offset + elements * (scaled ? sizeof(uint8_t) : sizeof(uint16_t));
-
-  packed_matrix packed = make_packed(weight_format::amx_bf16, weight.columns(), weight.depth(), bytes, parts);
+  packed_matrix packed =
+      empty_amx(scaled ? weight_storage::e4m3 : weight_storage::bf16, weight.columns(), weight.depth());
+  const packed_parts& parts = packed.parts();
   std::byte* data = packed.mutable_data();
   std::byte* body = data + parts.body_offset;
   switch (weight.dtype()) {
@@ -48,7 +81,10 @@ packed_matrix pack_amx(const weight_reader& weight) {
       fill_tiles<uint8_t>(weight, body, e4m3_position, [&](int c, int i) { return weight.stored<uint8_t>(c, i); });
       break;
     case weight_dtype::bf16:
-      fill_tiles<uint16_t>(weight, body, bf16_position, [&](int c, int i) { return weight.stored<uint16_t>(c, i); });
+      if (weight.transposed())
+        fill_tiles<uint16_t>(weight, body, bf16_position, [&](int c, int i) { return weight.stored<uint16_t>(c, i); });
+      else
+        fill_bf16_tiles(weight, body);
       break;
     case weight_dtype::f32:
       fill_tiles<uint16_t>(weight, body, bf16_position,

@@ -7,6 +7,9 @@
 
 namespace troupe::kernels {
 
+// Room for a weight of this storage (bf16 or e4m3), zeroed.
+packed_matrix empty_amx(weight_storage storage, int columns, int depth);
+
 packed_matrix pack_amx(const weight_reader& weight);
 
 // The product's weight fields, read back from the packed bytes.

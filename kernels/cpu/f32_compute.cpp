@@ -39,6 +39,11 @@ packed_matrix f32_compute::pack_transposed(const weight_view& weight, weight_for
   return pack_as(weight, format, true);
 }
 
+packed_matrix f32_compute::pack_room(weight_format format, uint32_t storage, int n, int k) const {
+  if (format != weight_format::f32 || storage > static_cast<uint32_t>(weight_storage::e4m3)) return {};
+  return empty_f32(static_cast<weight_storage>(storage), n, k);
+}
+
 // An input is a tight FP32 array.
 size_t f32_compute::input_bytes(int m, int k) const {
   return static_cast<size_t>(m) * static_cast<size_t>(k) * sizeof(float);

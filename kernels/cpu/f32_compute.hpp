@@ -17,6 +17,7 @@ class f32_compute : public compute {
   packed_matrix pack(const weight_view& weight, weight_format format) const override;
   packed_matrix pack_transposed(const weight_view& weight, weight_format format) const override;
 
+  packed_matrix pack_room(weight_format format, uint32_t storage, int n, int k) const override;
   size_t input_bytes(int m, int k) const override;
   void input_row(const float* x, int row, int k, std::byte* input) const override;
   void input_row(const uint16_t* x, int row, int k, std::byte* input) const override;

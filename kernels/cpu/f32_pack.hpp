@@ -9,6 +9,9 @@
 
 namespace troupe::kernels {
 
+// Room for a weight of this storage, zeroed.
+packed_matrix empty_f32(weight_storage storage, int columns, int depth);
+
 packed_matrix pack_f32(const weight_reader& weight);
 
 // The product's weight fields, read back from the packed bytes.

@@ -28,6 +28,13 @@ class weight_reader {
   weight_dtype dtype() const { return weight_.dtype; }
   int columns() const { return columns_; }
   int depth() const { return depth_; }
+  bool transposed() const { return transposed_; }
+
+  // A column's stored elements, one after the other. Requires: not transposed.
+  const std::byte* row(int column) const {
+    const int64_t bytes = weight_.dtype == weight_dtype::f32 ? 4 : weight_.dtype == weight_dtype::bf16 ? 2 : 1;
+    return static_cast<const std::byte*>(weight_.data) + column * column_stride_ * bytes;
+  }
 
   // The stored element; `Element` is the type that dtype() names. The data may be unaligned.
   template <class Element>

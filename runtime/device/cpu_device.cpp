@@ -4,6 +4,8 @@
 
 #include <chrono>
 
+#include "runtime/device/cpu_set.hpp"
+
 namespace troupe {
 
 namespace {
@@ -16,8 +18,9 @@ uint64_t now_ns() {
 
 }  // namespace
 
-cpu_device::cpu_device(std::unique_ptr<kernels::compute> math, int threads, const stage_ranks& ranks)
-    : math_(std::move(math)), threads_(threads), queue_(ranks), leader_([this] { lead(); }) {
+cpu_device::cpu_device(std::unique_ptr<kernels::compute> math, int threads, const stage_ranks& ranks,
+                       std::vector<int> cpus)
+    : math_(std::move(math)), threads_(threads), cpus_(std::move(cpus)), queue_(ranks), leader_([this] { lead(); }) {
   pthread_setname_np(leader_.native_handle(), "troupe-device");
 }
 
@@ -60,8 +63,9 @@ std::string cpu_device::description() const {
 }
 
 void cpu_device::lead() {
+  pin_this_thread(cpus_, 0);
   kernels::prepare_thread();
-  worker_team team(threads_);
+  worker_team team(threads_, cpus_);
   std::vector<expert_task> group;
   for (;;) {
     stage_task* stage = nullptr;

@@ -12,8 +12,9 @@ namespace troupe {
 
 class cpu_device final : public device {
  public:
-  // `threads` compute threads in all, the leader included.
-  cpu_device(std::unique_ptr<kernels::compute> math, int threads, const stage_ranks& ranks = default_ranks);
+  // `threads` compute threads in all, the leader included; thread i stays on cpus[i] if there is such an entry.
+  cpu_device(std::unique_ptr<kernels::compute> math, int threads, const stage_ranks& ranks = default_ranks,
+             std::vector<int> cpus = {});
   ~cpu_device() override;
 
   void submit(stage_task& task) override;
@@ -29,6 +30,7 @@ class cpu_device final : public device {
 
   std::unique_ptr<kernels::compute> math_;
   const int threads_;
+  const std::vector<int> cpus_;
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   device_queue queue_;

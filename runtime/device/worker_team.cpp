@@ -1,5 +1,6 @@
 #include "runtime/device/worker_team.hpp"
 
+#include "runtime/device/cpu_set.hpp"
 #include "runtime/error.hpp"
 
 namespace troupe {
@@ -33,10 +34,14 @@ bool wait_briefly(Condition done) {
 
 }  // namespace
 
-worker_team::worker_team(int threads) : memory_(static_cast<size_t>(threads)) {
+worker_team::worker_team(int threads, std::span<const int> cpus) : memory_(static_cast<size_t>(threads)) {
   TROUPE_CHECK(threads >= 1, "a worker team needs at least one thread");
   helpers_.reserve(static_cast<size_t>(threads - 1));
-  for (int member = 1; member < threads; ++member) helpers_.emplace_back([this, member] { help(member); });
+  for (int member = 1; member < threads; ++member)
+    helpers_.emplace_back([this, member, own = std::vector<int>(cpus.begin(), cpus.end())] {
+      pin_this_thread(own, static_cast<size_t>(member));
+      help(member);
+    });
 }
 
 worker_team::~worker_team() {

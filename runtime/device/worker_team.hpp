@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -47,8 +48,9 @@ struct worker_memory {
 
 class worker_team {
  public:
-  // Starts `threads - 1` helpers. Requires: threads >= 1.
-  explicit worker_team(int threads);
+  // Starts `threads - 1` helpers; helper i stays on cpus[i] if there is such an entry (the leader's is cpus[0], which
+  // it sees to itself). Requires: threads >= 1.
+  explicit worker_team(int threads, std::span<const int> cpus = {});
   ~worker_team();
   worker_team(const worker_team&) = delete;
   worker_team& operator=(const worker_team&) = delete;

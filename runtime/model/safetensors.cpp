@@ -104,6 +104,15 @@ result<weight_map> parse_index(std::string_view text) {
 
 int64_t tensor_view::elements() const { return static_cast<int64_t>(data.size()) / size_of(dtype); }
 
+void populate(const tensor_view& tensor) {
+#ifdef MADV_POPULATE_READ
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto address = reinterpret_cast<uintptr_t>(tensor.data.data());
+  const auto begin = address / page * page;
+  ::madvise(reinterpret_cast<void*>(begin), address + tensor.data.size() - begin, MADV_POPULATE_READ);
+#endif
+}
+
 struct checkpoint::contents {
   std::vector<mapping> mappings;
   std::map<std::string, tensor_view, std::less<>> tensors;

@@ -54,6 +54,10 @@ struct tensor_view {
   int64_t elements() const;
 };
 
+// Maps all pages of a tensor at once, and reads from disk what is not in memory: cheaper than a fault for each few
+// pages while it is read. Any thread. A wish: reading works without.
+void populate(const tensor_view& tensor);
+
 class checkpoint {
  public:
   // Opens model.safetensors.index.json and its shards or, without an index, model.safetensors.

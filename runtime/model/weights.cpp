@@ -13,12 +13,17 @@ std::string shape_text(std::span<const int64_t> shape) {
   return text + "]";
 }
 
+std::string expert_prefix(uint64_t layer, uint64_t expert) {
+  return "model.layers." + std::to_string(layer) + ".mlp.experts." + std::to_string(expert) + ".";
+}
+
 // Finds and packs the tensors of one model; remembers the first failure so that a loader reads as a
 // list of names and shapes.
 class weight_reader {
  public:
-  weight_reader(const checkpoint& files, const model_config& config, const kernels::compute& math)
-      : files_(files), config_(config), math_(math) {}
+  weight_reader(const checkpoint& files, const model_config& config, const kernels::compute& math,
+                const read_listener& heard)
+      : files_(files), config_(config), math_(math), heard_(heard) {}
 
   const tensor_view* find(const std::string& name, std::vector<int64_t> shape) {
     if (failure_) return nullptr;
@@ -35,9 +40,18 @@ class weight_reader {
     return tensor;
   }
 
+  // As `find`, for a tensor that is about to be read whole.
+  const tensor_view* read(const std::string& name, std::vector<int64_t> shape) {
+    const tensor_view* tensor = find(name, std::move(shape));
+    if (tensor == nullptr) return nullptr;
+    populate(*tensor);
+    if (heard_) heard_(tensor->data.size());
+    return tensor;
+  }
+
   // A weight [n, k] as kernels want it; FP8 scales are copied to FP32 storage of `scales`.
   std::optional<kernels::weight_view> view(const std::string& name, int n, int k, std::vector<float>& scales) {
-    const tensor_view* tensor = find(name, {n, k});
+    const tensor_view* tensor = read(name, {n, k});
     if (tensor == nullptr) return std::nullopt;
     kernels::weight_view weight{.data = tensor->data.data(), .n = n, .k = k};
     switch (tensor->dtype) {
@@ -49,7 +63,7 @@ class weight_reader {
                                                 "; weights may be F32, BF16 or F8_E4M3"};
         return std::nullopt;
     }
-    const tensor_view* scale = find(name + "_scale_inv", {(n + 127) / 128, (k + 127) / 128});
+    const tensor_view* scale = read(name + "_scale_inv", {(n + 127) / 128, (k + 127) / 128});
     if (scale == nullptr) return std::nullopt;
     if (scale->dtype != tensor_dtype::f32) {
       failure_ = error{errc::malformed, "tensor " + name + "_scale_inv is not F32"};
@@ -73,7 +87,7 @@ class weight_reader {
   }
 
   std::vector<float> vector(const std::string& name, int n) {
-    const tensor_view* tensor = find(name, {n});
+    const tensor_view* tensor = read(name, {n});
     std::vector<float> values(static_cast<size_t>(n));
     if (tensor == nullptr) return values;
     if (tensor->dtype == tensor_dtype::f32) {
@@ -86,20 +100,33 @@ class weight_reader {
     return values;
   }
 
-  // The whole of a weight as FP32 [n, k] (for kv_b, whose halves are packed a head at a time and whose
-  // heads need not begin at a block of 128 rows).
-  std::vector<float> dense(const std::string& name, int n, int k) {
+  // The two halves of kv_b [heads*(dn+dv), rk], each head's key half transposed. An FP8 weight is widened first:
+  // its heads need not begin at a block of 128 rows, and the absorbed products round their weights to the profile's.
+  void key_value_heads(const std::string& name, attention_weights& weights) {
+    const int dn = config_.qk_nope_head_dim;
+    const int dv = config_.v_head_dim;
+    const int rk = config_.kv_lora_rank;
+    const int rows = config_.num_attention_heads * (dn + dv);
     std::vector<float> scales;
-    const auto weight = view(name, n, k, scales);
-    std::vector<float> values(static_cast<size_t>(n) * static_cast<size_t>(k));
-    if (!weight) return values;
-    const int blocks = (k + 127) / 128;
-    for (int i = 0; i < n; ++i)
-      for (int j = 0; j < k; ++j) {
-        const size_t at = static_cast<size_t>(i) * static_cast<size_t>(k) + static_cast<size_t>(j);
-        values[at] = element(*weight, at, static_cast<size_t>(i / 128 * blocks + j / 128));
-      }
-    return values;
+    auto whole = view(name, rows, rk, scales);
+    if (!whole) return;
+    std::vector<float> widened;
+    if (whole->dtype == kernels::weight_dtype::fp8_e4m3) {
+      widened = widen_blocks(*whole);
+      *whole = {.dtype = kernels::weight_dtype::f32, .data = widened.data(), .n = rows, .k = rk};
+    }
+    const size_t row_bytes = static_cast<size_t>(rk) * (whole->dtype == kernels::weight_dtype::f32 ? 4 : 2);
+    const auto part = [&](int row, int count) {
+      return kernels::weight_view{
+          .dtype = whole->dtype,
+          .data = static_cast<const std::byte*>(whole->data) + static_cast<size_t>(row) * row_bytes,
+          .n = count,
+          .k = rk};
+    };
+    for (int row = 0; row < rows; row += dn + dv) {
+      weights.uk.push_back(math_.pack_transposed(part(row, dn), math_.preferred_format()));
+      weights.uv.push_back(math_.pack(part(row + dn, dv), math_.preferred_format()));
+    }
   }
 
   mlp_weights mlp(const std::string& prefix, int width) {
@@ -119,32 +146,28 @@ class weight_reader {
     return kernels::bf16_widen(bits);
   }
 
-  static float element(const kernels::weight_view& weight, size_t at, size_t block) {
-    const auto* bytes = static_cast<const std::byte*>(weight.data);
-    if (weight.dtype == kernels::weight_dtype::f32) {
-      float value = 0;
-      std::memcpy(&value, bytes + at * 4, 4);
-      return value;
-    }
-    if (weight.dtype == kernels::weight_dtype::bf16) {
-      uint16_t bits = 0;
-      std::memcpy(&bits, bytes + at * 2, 2);
-      return kernels::bf16_widen(bits);
-    }
-    return kernels::e4m3_decode(static_cast<uint8_t>(bytes[at])) * weight.scale_inv[block];
+  // An FP8 weight as FP32 [n, k].
+  static std::vector<float> widen_blocks(const kernels::weight_view& weight) {
+    const auto* codes = static_cast<const uint8_t*>(weight.data);
+    std::vector<float> values(static_cast<size_t>(weight.n) * static_cast<size_t>(weight.k));
+    const int blocks = (weight.k + 127) / 128;
+    size_t at = 0;
+    for (int i = 0; i < weight.n; ++i)
+      for (int j = 0; j < weight.k; ++j, ++at)
+        values[at] = kernels::e4m3_decode(codes[at]) * weight.scale_inv[i / 128 * blocks + j / 128];
+    return values;
   }
 
   const checkpoint& files_;
   const model_config& config_;
   const kernels::compute& math_;
+  const read_listener& heard_;
   std::optional<error> failure_;
 };
 
-attention_weights load_attention(weight_reader& reader, const model_config& config, const kernels::compute& math,
-                                 const std::string& layer) {
+attention_weights load_attention(weight_reader& reader, const model_config& config, const std::string& layer) {
   const std::string prefix = layer + "self_attn.";
   const int h = config.num_attention_heads;
-  const int dn = config.qk_nope_head_dim;
   const int dv = config.v_head_dim;
   const int rk = config.kv_lora_rank;
   const int d = config.hidden_size;
@@ -162,24 +185,14 @@ attention_weights load_attention(weight_reader& reader, const model_config& conf
   weights.kv_a_norm = reader.vector(prefix + "kv_a_layernorm.weight", rk);
   weights.o = reader.matrix(prefix + "o_proj.weight", d, h * dv);
 
-  const auto kv_b = reader.dense(prefix + "kv_b_proj.weight", h * (dn + dv), rk);
-  for (int j = 0; j < h; ++j) {
-    const float* head = kv_b.data() + static_cast<size_t>(j) * static_cast<size_t>(dn + dv) * static_cast<size_t>(rk);
-    kernels::weight_view uk{.dtype = kernels::weight_dtype::f32, .data = head, .n = dn, .k = rk};
-    kernels::weight_view uv{.dtype = kernels::weight_dtype::f32,
-                            .data = head + static_cast<size_t>(dn) * static_cast<size_t>(rk),
-                            .n = dv,
-                            .k = rk};
-    weights.uk.push_back(math.pack_transposed(uk, math.preferred_format()));
-    weights.uv.push_back(math.pack(uv, math.preferred_format()));
-  }
+  reader.key_value_heads(prefix + "kv_b_proj.weight", weights);
   return weights;
 }
 
-layer_weights load_layer(weight_reader& reader, const model_config& config, const kernels::compute& math, int index) {
+layer_weights load_layer(weight_reader& reader, const model_config& config, int index) {
   const std::string prefix = "model.layers." + std::to_string(index) + ".";
   layer_weights weights;
-  weights.attention = load_attention(reader, config, math, prefix);
+  weights.attention = load_attention(reader, config, prefix);
   if (!config.is_moe(index)) {
     weights.dense = reader.mlp(prefix + "mlp.", config.intermediate_size);
     return weights;
@@ -194,6 +207,17 @@ layer_weights load_layer(weight_reader& reader, const model_config& config, cons
 }
 
 }  // namespace
+
+uint64_t bytes_to_load(const checkpoint& files, std::span<const std::pair<uint32_t, uint32_t>> experts) {
+  uint64_t total = 0;
+  for (const std::string_view name : files.names())
+    if (name.find(".mlp.experts.") == name.npos) total += files.find(name)->data.size();
+  for (const auto& [layer, expert] : experts)
+    for (const char* matrix : {"gate_proj.weight", "up_proj.weight", "down_proj.weight"})
+      for (const char* part : {"", "_scale_inv"})
+        if (const auto* tensor = files.find(expert_prefix(layer, expert) + matrix + part)) total += tensor->data.size();
+  return total;
+}
 
 parallel_runner run_inline() {
   return [](int count, const std::function<void(int)>& item) {
@@ -229,16 +253,18 @@ void shard_weights::embed(int token, int hidden, float* out) const {
 
 result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint& files, const model_config& config,
                                                                 const kernels::compute& math,
-                                                                const parallel_runner& run) {
+                                                                const parallel_runner& run,
+                                                                const read_listener& heard) {
   auto weights = std::make_shared<shard_weights>();
   weights->files = files.keep_alive();
   const int layers = config.num_hidden_layers;
   weights->layers.resize(static_cast<size_t>(layers));
   std::vector<std::optional<error>> failures(static_cast<size_t>(layers) + 1);
+  // The head first: it is the largest item, and would otherwise keep one thread busy while the others have ended.
   run(layers + 1, [&](int i) {
-    weight_reader reader(files, config, math);
-    if (i < layers) {
-      weights->layers[static_cast<size_t>(i)] = load_layer(reader, config, math, i);
+    weight_reader reader(files, config, math, heard);
+    if (i > 0) {
+      weights->layers[static_cast<size_t>(i - 1)] = load_layer(reader, config, i - 1);
     } else {
       const tensor_view* embedding = reader.find("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
       if (embedding != nullptr) weights->embedding = *embedding;
@@ -256,12 +282,12 @@ result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint
 }
 
 result<std::shared_ptr<const expert_weights>> load_expert_weights(const checkpoint& files, const model_config& config,
-                                                                  const kernels::compute& math, int layer, int expert) {
-  weight_reader reader(files, config, math);
+                                                                  const kernels::compute& math, int layer, int expert,
+                                                                  const read_listener& heard) {
+  weight_reader reader(files, config, math, heard);
   auto weights = std::make_shared<expert_weights>();
-  static_cast<mlp_weights&>(*weights) =
-      reader.mlp("model.layers." + std::to_string(layer) + ".mlp.experts." + std::to_string(expert) + ".",
-                 config.moe_intermediate_size);
+  static_cast<mlp_weights&>(*weights) = reader.mlp(
+      expert_prefix(static_cast<uint64_t>(layer), static_cast<uint64_t>(expert)), config.moe_intermediate_size);
   if (reader.failure()) return *reader.failure();
   return std::shared_ptr<const expert_weights>(std::move(weights));
 }

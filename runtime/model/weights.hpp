@@ -5,8 +5,11 @@
 // the placement gives it. Both are immutable after loading and read by any number of threads.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/compute.hpp"
@@ -65,12 +68,21 @@ struct shard_weights {
 using parallel_runner = std::function<void(int count, const std::function<void(int)>& item)>;
 parallel_runner run_inline();
 
+// Hears of every tensor that a load reads, on any of its threads: the tensor's bytes. May be empty.
+using read_listener = std::function<void(uint64_t bytes)>;
+
+// Bytes that loading the shard's weights and these (layer, expert) pairs reads. Pairs that the checkpoint does not
+// hold count nothing.
+uint64_t bytes_to_load(const checkpoint& files, std::span<const std::pair<uint32_t, uint32_t>> experts);
+
 // Checks every tensor's name, shape and dtype before packing.
 // Fails: not_found (a tensor is missing), malformed (a shape or dtype is wrong), each naming the tensor.
 result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint& files, const model_config& config,
                                                                 const kernels::compute& math,
-                                                                const parallel_runner& run);
+                                                                const parallel_runner& run,
+                                                                const read_listener& heard = {});
 result<std::shared_ptr<const expert_weights>> load_expert_weights(const checkpoint& files, const model_config& config,
-                                                                  const kernels::compute& math, int layer, int expert);
+                                                                  const kernels::compute& math, int layer, int expert,
+                                                                  const read_listener& heard = {});
 
 }  // namespace troupe

@@ -7,9 +7,6 @@ namespace troupe {
 
 namespace {
 
-// Packing may pad and add scales, but no more than this beside FP32 values.
-constexpr uint64_t packing_slack_bytes = uint64_t{1} << 20U;
-
 uint64_t layout_of(const kernels::compute& math) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : math.description()) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -19,7 +16,7 @@ uint64_t layout_of(const kernels::compute& math) {
 piece_head head_of(const expert_weights& weights, const kernels::compute& math) {
   const auto describe = [](const kernels::packed_matrix& packed) {
     return piece_head::matrix{static_cast<uint32_t>(packed.n()), static_cast<uint32_t>(packed.k()),
-                              static_cast<uint32_t>(packed.format()), 0, packed.bytes()};
+                              static_cast<uint32_t>(packed.format()), packed.parts().storage, packed.bytes()};
   };
   return {layout_of(math), {describe(weights.gate), describe(weights.up), describe(weights.down)}};
 }
@@ -99,17 +96,17 @@ result<void> expert_arrival::begin(const piece_head& head) {
     if (matrix.n != (down ? hidden : width) || matrix.k != (down ? width : hidden))
       return malformed("their shape is not the model's");
     if (matrix.format != format) return malformed("their format is not this numeric profile's");
-    if (matrix.bytes == 0 || matrix.bytes > uint64_t{matrix.n} * matrix.k * 8 + packing_slack_bytes)
-      return malformed("their size does not fit their shape");
   }
-  const auto make = [&](const piece_head::matrix& matrix) {
-    return kernels::make_packed(math_.preferred_format(), static_cast<int>(matrix.n), static_cast<int>(matrix.k),
-                                matrix.bytes);
-  };
-  weights_ = std::make_shared<expert_weights>();
-  weights_->gate = make(head.matrices[0]);
-  weights_->up = make(head.matrices[1]);
-  weights_->down = make(head.matrices[2]);
+  auto weights = std::make_shared<expert_weights>();
+  kernels::packed_matrix* const rooms[] = {&weights->gate, &weights->up, &weights->down};
+  for (size_t i = 0; i < head.matrices.size(); ++i) {
+    const auto& matrix = head.matrices[i];
+    *rooms[i] = math_.pack_room(math_.preferred_format(), matrix.storage, static_cast<int>(matrix.n),
+                                static_cast<int>(matrix.k));
+    if (!*rooms[i]) return malformed("they are stored in a way that this numeric profile does not know");
+    if (rooms[i]->bytes() != matrix.bytes) return malformed("their size does not fit their shape");
+  }
+  weights_ = std::move(weights);
   head_ = head;
   total_ = weights_->bytes();
   return {};

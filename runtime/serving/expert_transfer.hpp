@@ -32,8 +32,8 @@ struct piece_head {
   struct matrix {
     uint32_t n = 0;
     uint32_t k = 0;
-    uint32_t format = 0;  // kernels::weight_format
-    uint32_t zero = 0;
+    uint32_t format = 0;   // kernels::weight_format
+    uint32_t storage = 0;  // kernels::packed_parts
     uint64_t bytes = 0;
 
     bool operator==(const matrix&) const = default;

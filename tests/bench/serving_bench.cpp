@@ -1,9 +1,10 @@
 // Tokens a second of the whole serving path in one process: API server, balancers, shard, expert host,
 // experts and device; everything but HTTP and the network.
 //
-//   bench_serving --model DIR [--make-bench-1b] [--threads N] [--profile P] [--runs N]
+//   bench_serving --model DIR [--make-bench-1b] [--threads N] [--profile P] [--runs N] [--start]
 //
 // Prints, for each of N runs, prefill of 512 and decode at batch 1, 8 and 32, then medians with spread.
+// With --start: the time from nothing to the first token instead.
 #include <CLI/CLI.hpp>
 #include <spdlog/spdlog.h>
 
@@ -16,6 +17,7 @@
 
 #include "apps/cluster/head.hpp"
 #include "tests/bench/bench_1b.hpp"
+#include "tests/bench/start_bench.hpp"
 
 namespace troupe {
 namespace {
@@ -124,7 +126,7 @@ double measure_decode(head& front, uint32_t batch, uint32_t tokens, uint32_t sal
   return run.decode_rate();
 }
 
-int bench(const std::string& model, uint32_t threads, const std::string& profile, int runs, const schedule& cut) {
+head_config configure(const std::string& model, uint32_t threads, const std::string& profile, const schedule& cut) {
   head_config config;
   config.settings.model = model;
   config.settings.nodes = 1;
@@ -140,6 +142,10 @@ int bench(const std::string& model, uint32_t threads, const std::string& profile
     if (config.settings.profile == kernels::profile::amx_bf16)
       config.settings.dispatch = config.settings.combine = wire_dtype::bf16;
   }
+  return config;
+}
+
+int bench(head_config config, int runs) {
   const auto begin = bench_clock::now();
   auto front = head::start(std::move(config), {});
   if (!front) {
@@ -176,11 +182,13 @@ int main(int count, char** arguments) {
   std::string model;
   std::string profile = "auto";
   bool make = false;
+  bool start = false;
   uint32_t threads = 2;
   std::string schedule_name = "serial";
   int runs = 5;
   app.add_option("--model", model, "Model directory")->required();
   app.add_flag("--make-bench-1b", make, "Write bench-1b (2.6 GB) into the model directory first");
+  app.add_flag("--start", start, "Measure the start instead: time to the first token beside reading and copying");
   app.add_option("--profile", profile, "auto, f32 or amx_bf16")->capture_default_str();
   app.add_option("--threads", threads, "Compute threads")->capture_default_str();
   app.add_option("--schedule", schedule_name, "A shipped schedule's name, or a YAML file")->capture_default_str();
@@ -196,5 +204,6 @@ int main(int count, char** arguments) {
     std::fprintf(stderr, "bench_serving: %s\n", cut.failure().message.c_str());
     return 2;
   }
-  return troupe::bench(model, threads, profile, runs, *cut);
+  auto config = troupe::configure(model, threads, profile, *cut);
+  return start ? troupe::bench_start(config, runs) : troupe::bench(std::move(config), runs);
 }
