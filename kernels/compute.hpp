@@ -62,7 +62,7 @@ class packed_matrix {
     release() noexcept : mapped(0) {}
     explicit release(size_t bytes) noexcept : mapped(bytes) {}
     void operator()(std::byte* memory) const;
-    size_t mapped;  // bytes to unmap; 0: from aligned_alloc
+    size_t mapped;  // bytes of a mapping or of a slab; 0: from aligned_alloc
   };
   std::unique_ptr<std::byte[], release> data_;
   size_t bytes_ = 0;

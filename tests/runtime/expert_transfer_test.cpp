@@ -103,11 +103,27 @@ TEST_CASE("pieces that contradict the model, the profile or each other are refus
   CHECK(contains(refused([](piece_head& head, micro_batch&) { head.matrices[0].bytes = 0; }, *sent), "size"));
   CHECK(contains(refused([](piece_head&, micro_batch&) {}, *random_expert(*math, 300, 200)), "shape"));
   CHECK(contains(refused([](piece_head&, micro_batch& piece) { piece.payload->size = 10; }, *sent), "empty"));
-  CHECK(contains(
-      refused([](piece_head& head,
-                 micro_batch&) { head.matrices[0].bytes = head.matrices[1].bytes = head.matrices[2].bytes = 16; },
-              *sent),
-      "too long"));
+  CHECK(contains(refused([](piece_head& head, micro_batch&) { head.matrices[0].bytes = 16; }, *sent), "size"));
+  CHECK(contains(refused([](piece_head& head, micro_batch&) { head.matrices[0].storage = 7; }, *sent),
+                 "stored in a way"));
+}
+
+TEST_CASE("a last piece that is longer than what is missing is refused") {
+  const auto config = shape();
+  const auto math = kernels::compute::make(kernels::profile::f32);
+  buffer_pool pool(8U << 20U);
+  const auto sent = random_expert(*math, 200, 300);
+  expert_arrival arrival(config, *math, 0, 1, 1);
+  const auto first = *answer_request(arrival.request().header, sent.get(), *math, pool);
+  auto piece = first;
+  while (sent->bytes() - arrival.request().header.step >= piece_bytes_max) {
+    piece.header.step = arrival.request().header.step;
+    REQUIRE(*arrival.take(piece));
+  }
+  piece.header.step = arrival.request().header.step;
+  const auto taken = arrival.take(piece);
+  REQUIRE(!taken);
+  CHECK(taken.failure().message.find("too long") != std::string::npos);
 }
 
 }  // namespace troupe
