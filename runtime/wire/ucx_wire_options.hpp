@@ -54,7 +54,7 @@ struct ucx_wire_options {
   // can overtake them. Larger gives more bandwidth; a dispatch waits for up to that much. A multiple of 64,
   // at least `rendezvous_bytes`. Nodes may differ: each tells its own when it connects.
   uint64_t bulk_chunk_bytes = 512 * 1024;
-  uint32_t bulk_chunks_in_flight = 2;
+  uint32_t bulk_chunks_in_flight = 1;
   // The receiver fetches the next fragment when no dispatch or combine has come or gone for so long, which
   // lets an exchange of them run undisturbed; but at the latest so long after the one before, which
   // guarantees bulk a share.

@@ -3,7 +3,7 @@
 //
 //   bench_serving --model DIR [--make-bench-1b] [--threads N] [--profile P] [--runs N] [--start]
 //
-// Prints, for each of N runs, prefill of 512 and decode at batch 1, 8 and 32, then medians with spread.
+// Prints medians with spread of N runs: prefill of 512 and 2,048, decode at batch 1, 8, 32 and 64.
 // With --start: the time from nothing to the first token instead.
 #include <CLI/CLI.hpp>
 #include <spdlog/spdlog.h>
@@ -155,20 +155,26 @@ int bench(head_config config, int runs) {
   while (!(*front)->serving()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   std::printf("ready after %.2f s, %s\n", seconds_since(begin), (*front)->board().nodes.front().device.c_str());
   std::map<std::string, std::vector<double>> figures;
-  const std::vector<std::string> names{"prefill 512", "decode batch 1", "decode batch 8", "decode batch 32"};
+  constexpr uint32_t prompts[] = {512, 2048};
+  constexpr uint32_t batches[] = {1, 8, 32, 64};
+  std::vector<std::string> names;
+  const auto note = [&](const std::string& name, double rate) {
+    if (figures.find(name) == figures.end()) names.push_back(name);
+    figures[name].push_back(rate);
+  };
   measure_prefill(**front, 64, 99);
   for (int run = 0; run < runs; ++run) {
     const auto salt = static_cast<uint32_t>(run);
-    figures[names[0]].push_back(measure_prefill(**front, 512, salt));
-    figures[names[1]].push_back(measure_decode(**front, 1, 48, salt));
-    figures[names[2]].push_back(measure_decode(**front, 8, 48, salt));
-    figures[names[3]].push_back(measure_decode(**front, 32, 48, salt));
+    for (const uint32_t tokens : prompts)
+      note("prefill " + std::to_string(tokens), measure_prefill(**front, tokens, salt));
+    for (const uint32_t batch : batches)
+      note("decode batch " + std::to_string(batch), measure_decode(**front, batch, 48, salt));
   }
-  std::printf("%-16s %12s %12s %12s\n", "tokens/s", "median", "least", "most");
+  std::printf("%-18s %12s %12s %12s\n", "tokens/s", "median", "least", "most");
   for (const auto& name : names) {
     auto& values = figures[name];
     std::sort(values.begin(), values.end());
-    std::printf("%-16s %12.1f %12.1f %12.1f\n", name.c_str(), values[values.size() / 2], values.front(), values.back());
+    std::printf("%-18s %12.1f %12.1f %12.1f\n", name.c_str(), values[values.size() / 2], values.front(), values.back());
   }
   return 0;
 }

@@ -64,6 +64,7 @@ TEST_CASE("every dispatch sent while a bulk message of 64 MiB is under way is de
     buffer_pool dispatches(64 * mib);
     pair_of_wires pair([&](ucx_wire_options& options) {
       options.transports = transports;
+      options.bulk_chunks_in_flight = 2;
       options.classes[bulk_class].receive_pool = &receive_memory;
     });
     delivery_log at_one;
@@ -231,6 +232,7 @@ TEST_CASE("a bulk message of which a fragment finds no place to wait is refused 
   pair_of_wires pair([&](ucx_wire_options& options) {
     options.classes[bulk_class].receive_pool = &receive_memory;
     options.classes[bulk_class].held_max = 1;
+    options.bulk_chunks_in_flight = 2;
   });
   std::atomic<int> received{0};
   pair.two->attach(5, [&](const micro_batch& arrived) { received += is_patterned(arrived) ? 1 : 100; });
