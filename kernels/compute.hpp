@@ -1,8 +1,8 @@
 // The math of one numeric profile, as single-threaded functions over ranges.
 //
-// Activations are FP32 row-major arrays everywhere; a profile decides where values are rounded (the
-// inputs of matrix products, the latent KV cache). A caller that has several threads splits a product
-// by output columns or by rows; neither changes a bit, since every output element is one sum in one
+// Activations are FP32 row-major arrays between products; what products and attention read (`product_input`,
+// queries, the latent KV cache) a profile keeps rounded and ordered as it computes. A caller that has several threads
+// splits a product by output columns or by rows; neither changes a bit, since every output element is one sum in one
 // fixed order. Nothing here allocates but `pack`. `scratch` belongs to one thread.
 #pragma once
 

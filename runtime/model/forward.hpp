@@ -5,6 +5,7 @@
 // Formulas: MODEL.md 6 to 9 (the shared notes of the model family), absorbed attention throughout.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
@@ -28,7 +29,8 @@ struct row_input {
 // Memory on cache-line boundaries.
 class line_buffer {
  public:
-  void resize(size_t bytes) { lines_.resize((bytes + sizeof(line) - 1) / sizeof(line)); }
+  // Makes room for at least `bytes`; never shrinks, so that what comes and goes allocates once.
+  void resize(size_t bytes) { lines_.resize(std::max(lines_.size(), (bytes + sizeof(line) - 1) / sizeof(line))); }
   std::byte* data() { return reinterpret_cast<std::byte*>(lines_.data()); }
 
  private:

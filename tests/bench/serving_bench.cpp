@@ -166,7 +166,8 @@ int bench(head_config config, int runs) {
   for (int run = 0; run < runs; ++run) {
     const auto salt = static_cast<uint32_t>(run);
     for (const uint32_t tokens : prompts)
-      note("prefill " + std::to_string(tokens), measure_prefill(**front, tokens, salt));
+      if (static_cast<int64_t>(tokens) < (*front)->model()->max_position_embeddings)
+        note("prefill " + std::to_string(tokens), measure_prefill(**front, tokens, salt));
     for (const uint32_t batch : batches)
       note("decode batch " + std::to_string(batch), measure_decode(**front, batch, 48, salt));
   }
