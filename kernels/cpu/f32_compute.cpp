@@ -57,25 +57,8 @@ void f32_compute::input_row(const uint16_t* x, int row, int k, std::byte* input)
   lanes_.bf16_widen_row(x, reinterpret_cast<float*>(input) + int64_t{row} * k, k);
 }
 
-void f32_compute::matmul(const packed_matrix& weight, const product_input& x, float* y, int64_t ldy, int n_begin,
-                         int n_end) const {
-  require(weight && weight.format() == weight_format::f32, "the weight is packed for f32");
-  require(x.k == weight.k(), "the input is as wide as the weight");
-  require_columns(weight.n(), n_begin, n_end);
-  if (x.m <= 0 || n_begin >= n_end) return;
-  f32_product product = f32_product_of(weight);
-  product.x = reinterpret_cast<const float*>(x.data);
-  product.ldx = x.k;
-  product.y = y;
-  product.ldy = ldy;
-  product.m = x.m;
-  product.n_begin = n_begin;
-  product.n_end = n_end;
-  lanes_.matmul(product);
-}
-
-void f32_compute::matmul(const packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy, int m,
-                         int n_begin, int n_end, scratch&) const {
+void f32_compute::multiply(const packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy, int m,
+                           int n_begin, int n_end) const {
   require(weight && weight.format() == weight_format::f32, "the weight is packed for f32");
   require_columns(weight.n(), n_begin, n_end);
   if (m <= 0 || n_begin >= n_end) return;
@@ -88,6 +71,17 @@ void f32_compute::matmul(const packed_matrix& weight, const float* x, int64_t ld
   product.n_begin = n_begin;
   product.n_end = n_end;
   lanes_.matmul(product);
+}
+
+void f32_compute::matmul(const packed_matrix& weight, const product_input& x, float* y, int64_t ldy, int n_begin,
+                         int n_end) const {
+  require(x.k == weight.k(), "the input is as wide as the weight");
+  multiply(weight, reinterpret_cast<const float*>(x.data), x.k, y, ldy, x.m, n_begin, n_end);
+}
+
+void f32_compute::matmul(const packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy, int m,
+                         int n_begin, int n_end, scratch&) const {
+  multiply(weight, x, ldx, y, ldy, m, n_begin, n_end);
 }
 
 bool f32_compute::matmul_apart(const packed_matrix& weight, const product_input& x, element kind,

@@ -65,6 +65,9 @@ class f32_compute : public compute {
                                 int head_end);
 
  private:
+  void multiply(const packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy, int m, int n_begin,
+                int n_end) const;
+
   const lane_kernels& lanes_;
 };
 
