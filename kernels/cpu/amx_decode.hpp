@@ -34,25 +34,36 @@ struct e4m3_tables {
     }
   }
 };
-inline constexpr e4m3_tables decoder;
+inline constexpr e4m3_tables tables;
+
+// Decodes one line of 64 codes to two rows of a BF16 tile.
+struct e4m3_decoder {
+  const __m512i low_0 = _mm512_load_si512(tables.low), low_1 = _mm512_load_si512(tables.low + 64);
+  const __m512i high_0 = _mm512_load_si512(tables.high), high_1 = _mm512_load_si512(tables.high + 64);
+  const __m512i sign_bit = _mm512_set1_epi8(static_cast<char>(0x80));
+
+  [[gnu::always_inline]] inline void decode(__m512i code, __m512i& first, __m512i& second) const {
+    const __m512i low = _mm512_permutex2var_epi8(low_0, code, low_1);
+    const __m512i magnitude = _mm512_permutex2var_epi8(high_0, code, high_1);
+    const __m512i high = _mm512_ternarylogic_epi32(magnitude, code, sign_bit, 0xf8);  // magnitude | (code & sign)
+    first = _mm512_unpacklo_epi8(low, high);
+    second = _mm512_unpackhi_epi8(low, high);
+  }
+};
 
 // Decodes `count` E4M3 tiles to BF16 tiles, `stride` tiles apart on both sides.
 inline void decode_tiles(const uint8_t* codes, uint16_t* out, int count, int stride) {
-  const __m512i low_0 = _mm512_load_si512(decoder.low), low_1 = _mm512_load_si512(decoder.low + 64);
-  const __m512i high_0 = _mm512_load_si512(decoder.high), high_1 = _mm512_load_si512(decoder.high + 64);
-  const __m512i sign_bit = _mm512_set1_epi8(static_cast<char>(0x80));
+  const e4m3_decoder decoder;
   constexpr ptrdiff_t bytes_ahead = 4096;
   for (int tile = 0; tile < count; ++tile) {
     const uint8_t* from = codes + ptrdiff_t{tile} * stride * tile_elements;
     uint16_t* to = out + ptrdiff_t{tile} * stride * tile_elements;
     for (int line = 0; line < 8; ++line) {
       __builtin_prefetch(from + line * 64 + bytes_ahead);
-      const __m512i code = _mm512_loadu_si512(from + line * 64);
-      const __m512i low = _mm512_permutex2var_epi8(low_0, code, low_1);
-      const __m512i magnitude = _mm512_permutex2var_epi8(high_0, code, high_1);
-      const __m512i high = _mm512_ternarylogic_epi32(magnitude, code, sign_bit, 0xf8);  // magnitude | (code & sign)
-      _mm512_store_si512(to + line * 64, _mm512_unpacklo_epi8(low, high));
-      _mm512_store_si512(to + line * 64 + 32, _mm512_unpackhi_epi8(low, high));
+      __m512i first, second;
+      decoder.decode(_mm512_loadu_si512(from + line * 64), first, second);
+      _mm512_store_si512(to + line * 64, first);
+      _mm512_store_si512(to + line * 64 + 32, second);
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "kernels/cpu/amx_matmul.hpp"
 
 #include "kernels/cpu/amx_decode.hpp"
+#include "kernels/cpu/amx_few_rows.hpp"
 #include "kernels/cpu/amx_tiles.hpp"
 #include "kernels/cpu/avx512_lanes.hpp"
 #include "kernels/cpu/exp.hpp"
@@ -126,9 +127,37 @@ void multiply_panel(const amx_product& call, const panel& p, const row_range& ro
   }
 }
 
-// Calls sink(panel, rows, sums) for each panel of the product.
+// Row r's sums of column tile c.
+[[gnu::always_inline]] inline avx512::reg sums_of(const panel_sums& sums, int r, int c) {
+  return avx512::load(sums.tile + (ptrdiff_t{r / tile_rows} * 2 + c) * tile_sums + r % tile_rows * tile_columns);
+}
+
+// A range of columns and rows whose sums are there: `columns` column tiles from column `column` on.
+struct finished_part {
+  int column, columns;
+  row_range rows;
+};
+
+// Calls sink(part, sums) for each part of a product of few rows; sums(r, c) is row r's of column tile c.
+template <class Sink>
+void multiply_few(const amx_product& call, Sink sink) {
+  few_sums sums;
+  const int end = (call.n_end + tile_columns - 1) / tile_columns;
+  for (int tile = call.n_begin / tile_columns; tile < end; tile += few_tiles_together) {
+    const int count = end - tile < few_tiles_together ? end - tile : few_tiles_together;
+    few_tiles tiles;
+    for (int t = 0; t < count; ++t) tiles.add(call, tile + t);
+    tiles.multiply(call, sums);
+    sink(finished_part{tile * tile_columns, count, {0, call.m}},
+         [&](int r, int c) { return avx512::load(sums.tile[c][r]); });
+  }
+}
+
+// Calls sink(part, sums) for each part of the product.
 template <class Sink>
 void multiply(const amx_product& call, Sink sink) {
+  if (call.m <= 0) return;
+  if (call.m <= few_rows) return multiply_few(call, sink);
   amx_prepare_thread();
   panel_sums sums;
   for (int column = call.n_begin; column < call.n_end;) {
@@ -136,15 +165,40 @@ void multiply(const amx_product& call, Sink sink) {
     for (int first = 0; first < call.m; first += rows_together) {
       const row_range rows{first, call.m - first < rows_together ? call.m - first : rows_together};
       multiply_panel(call, p, rows, sums);
-      sink(p, rows, sums);
+      sink(finished_part{p.column(), p.columns, rows}, [&](int r, int c) { return sums_of(sums, r, c); });
     }
     column += p.columns * tile_columns;
   }
 }
 
-// Row r's sums of column tile c.
-[[gnu::always_inline]] inline avx512::reg sums_of(const panel_sums& sums, int r, int c) {
-  return avx512::load(sums.tile + (ptrdiff_t{r / tile_rows} * 2 + c) * tile_sums + r % tile_rows * tile_columns);
+// silu(gate) * up of column tile c as the next product's input.
+template <class Gates, class Ups>
+[[gnu::always_inline]] inline void store_gated(int width, int column, const row_range& rows, const Gates& gates,
+                                               const Ups& ups, uint16_t* out) {
+  uint16_t* to = out + ptrdiff_t{column / tile_depth} * tile_elements + column % tile_depth;
+  for (int r = 0; r < rows.count; ++r) {
+    const auto g = gates(r);
+    const auto silu = avx512::div(g, logistic_denominator<avx512>(g));
+    avx512::store_bf16(to + input_row_position(rows.first + r, width), avx512::mul(silu, ups(r)));
+  }
+}
+
+void gated_few(const amx_product& gate, const amx_product& up, uint16_t* out) {
+  few_sums sums;
+  constexpr int together = few_tiles_together / 2;  // of either weight
+  // Packed weights end with a whole panel.
+  const int end = (gate.n_end + 2 * tile_columns - 1) / (2 * tile_columns) * 2;
+  for (int tile = gate.n_begin / tile_columns; tile < end; tile += together) {
+    const int count = end - tile < together ? end - tile : together;
+    few_tiles tiles;
+    for (int t = 0; t < count; ++t) tiles.add(gate, tile + t);
+    for (int t = 0; t < count; ++t) tiles.add(up, tile + t);
+    tiles.multiply(gate, sums);
+    for (int t = 0; t < count; ++t)
+      store_gated(
+          gate.n, (tile + t) * tile_columns, {0, gate.m}, [&](int r) { return avx512::load(sums.tile[t][r]); },
+          [&](int r) { return avx512::load(sums.tile[count + t][r]); }, out);
+  }
 }
 
 }  // namespace
@@ -176,11 +230,11 @@ void amx_input_row(const uint16_t* x, int row, int k, uint16_t* input) {
 }
 
 void amx_matmul(const amx_product& call, float* y, int64_t ldy) {
-  multiply(call, [&](const panel& p, const row_range& rows, const panel_sums& sums) {
-    for (int c = 0; c < p.columns; ++c) {
-      const int column = p.column() + c * tile_columns;
-      for (int r = 0; r < rows.count; ++r)
-        avx512::store_part(y + (rows.first + r) * ldy + column, sums_of(sums, r, c), call.n - column);
+  multiply(call, [&](const finished_part& part, auto sums) {
+    for (int c = 0; c < part.columns; ++c) {
+      const int column = part.column + c * tile_columns;
+      for (int r = 0; r < part.rows.count; ++r)
+        avx512::store_part(y + (part.rows.first + r) * ldy + column, sums(r, c), call.n - column);
     }
   });
 }
@@ -188,14 +242,14 @@ void amx_matmul(const amx_product& call, float* y, int64_t ldy) {
 bool amx_matmul_apart(const amx_product& call, bool bf16, std::byte* const* rows_out) {
   const auto largest = avx512::broadcast(__builtin_bit_cast(float, 0x7f7fffffU));
   __mmask16 bad = 0;
-  multiply(call, [&](const panel& p, const row_range& rows, const panel_sums& sums) {
-    for (int c = 0; c < p.columns; ++c) {
-      const int column = p.column() + c * tile_columns;
+  multiply(call, [&](const finished_part& part, auto sums) {
+    for (int c = 0; c < part.columns; ++c) {
+      const int column = part.column + c * tile_columns;
       const int count = call.n - column < tile_columns ? call.n - column : tile_columns;
-      for (int r = 0; r < rows.count; ++r) {
-        const auto value = avx512::keep(sums_of(sums, r, c), count);
+      for (int r = 0; r < part.rows.count; ++r) {
+        const auto value = avx512::keep(sums(r, c), count);
         bad |= _mm512_cmp_ps_mask(_mm512_abs_ps(value.v), largest.v, _CMP_NLE_UQ);
-        std::byte* to = rows_out[rows.first + r];
+        std::byte* to = rows_out[part.rows.first + r];
         if (bf16)
           _mm256_mask_storeu_epi16(reinterpret_cast<uint16_t*>(to) + column, avx512::first(count),
                                    avx512::rounded(value));
@@ -208,6 +262,8 @@ bool amx_matmul_apart(const amx_product& call, bool bf16, std::byte* const* rows
 }
 
 void amx_gated_matmul(const amx_product& gate, const amx_product& up, uint16_t* out) {
+  if (gate.m <= 0) return;
+  if (gate.m <= few_rows && gate.storage == up.storage) return gated_few(gate, up, out);
   amx_prepare_thread();
   panel_sums gates, ups;
   for (int column = gate.n_begin; column < gate.n_end; column += 2 * tile_columns) {
@@ -216,15 +272,10 @@ void amx_gated_matmul(const amx_product& gate, const amx_product& up, uint16_t* 
       const row_range rows{first, gate.m - first < rows_together ? gate.m - first : rows_together};
       multiply_panel(gate, p, rows, gates);
       multiply_panel(up, p, rows, ups);
-      uint16_t* to = out + ptrdiff_t{p.index} * tile_elements;
-      for (int r = 0; r < rows.count; ++r) {
-        uint16_t* at = to + input_row_position(rows.first + r, gate.n);
-        for (int c = 0; c < 2; ++c) {
-          const auto g = sums_of(gates, r, c);
-          const auto silu = avx512::div(g, logistic_denominator<avx512>(g));
-          avx512::store_bf16(at + c * tile_columns, avx512::mul(silu, sums_of(ups, r, c)));
-        }
-      }
+      for (int c = 0; c < 2; ++c)
+        store_gated(
+            gate.n, column + c * tile_columns, rows, [&](int r) { return sums_of(gates, r, c); },
+            [&](int r) { return sums_of(ups, r, c); }, out);
     }
   }
 }

@@ -1,0 +1,191 @@
+// Products of few rows by the multiply-adds that a tile instruction is made of, in vector registers: the same bits as
+// tiles, but several streams of weights pass at the speed of memory, for which tiles would wait. For the AMX object
+// file alone (see amx_tiles.hpp).
+//
+// TDPBF16PS, for one element: its 16 even and its 16 odd inputs are summed in two chains of fused multiply-adds that
+// start from zero, the two are added, and that is added to the accumulator; denormals count as zero everywhere
+// (amx_emulation.cpp).
+#pragma once
+
+#include "kernels/cpu/amx_decode.hpp"
+#include "kernels/cpu/amx_tiles.hpp"
+
+namespace troupe::kernels {
+namespace {
+
+// Up to so many rows, vector registers keep pace with memory.
+constexpr int few_rows = 4;
+// Column tiles that pass together: four panels, because the processor fetches several streams faster than one.
+constexpr int few_tiles_together = 8;
+
+// While it lives, denormal inputs and results of this thread count as zero.
+class denormals_are_zero {
+ public:
+  denormals_are_zero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | daz_and_ftz); }
+  ~denormals_are_zero() { _mm_setcsr(before_); }
+  denormals_are_zero(const denormals_are_zero&) = delete;
+  denormals_are_zero& operator=(const denormals_are_zero&) = delete;
+
+ private:
+  static constexpr unsigned daz_and_ftz = 0x8040;
+  unsigned before_;
+};
+
+// Rows 2q and 2q + 1 of a column tile, as BF16: 16 columns of two inputs each.
+struct tile_row_pair {
+  __m512i first, second;
+};
+
+// Loads them from a tile at `w` and fetches what lies 1 KiB further.
+struct bf16_rows {
+  static constexpr ptrdiff_t tile_bytes = tile_elements * 2;
+  [[gnu::always_inline]] inline tile_row_pair pair(const std::byte* w, int q) const {
+    constexpr ptrdiff_t ahead = 1024;
+    const std::byte* at = w + q * 128;
+    __builtin_prefetch(at + ahead);
+    __builtin_prefetch(at + ahead + 64);
+    return {_mm512_load_si512(at), _mm512_load_si512(at + 64)};
+  }
+};
+
+struct e4m3_rows {
+  static constexpr ptrdiff_t tile_bytes = tile_elements;
+  const e4m3_decoder decoder;
+  [[gnu::always_inline]] inline tile_row_pair pair(const std::byte* w, int q) const {
+    constexpr ptrdiff_t ahead = 1024;
+    const std::byte* at = w + q * 64;
+    __builtin_prefetch(at + ahead);
+    tile_row_pair rows;
+    decoder.decode(_mm512_load_si512(at), rows.first, rows.second);
+    return rows;
+  }
+};
+
+// sums [Rows][16] += x W^T over one step of a column tile. x [Rows]: the even inputs, then the odd ones.
+template <int Rows, class TileRows>
+[[gnu::always_inline]] inline void add_step(const float (*x)[tile_depth], const TileRows& from, const std::byte* w,
+                                            float (*sums)[tile_columns]) {
+  const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  __m512 even[Rows], odd[Rows];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) even[r] = odd[r] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+  for (int q = 0; q < tile_rows / 2; ++q) {
+    const tile_row_pair pair = from.pair(w, q);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m512i row = half == 0 ? pair.first : pair.second;
+      const __m512 w_even = _mm512_castsi512_ps(_mm512_slli_epi32(row, 16));
+      const __m512 w_odd = _mm512_castsi512_ps(_mm512_and_si512(row, upper_half));
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        const int i = 2 * q + half;
+        even[r] = _mm512_fmadd_ps(_mm512_set1_ps(x[r][i]), w_even, even[r]);
+        odd[r] = _mm512_fmadd_ps(_mm512_set1_ps(x[r][tile_depth / 2 + i]), w_odd, odd[r]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+    _mm512_store_ps(sums[r], _mm512_add_ps(_mm512_load_ps(sums[r]), _mm512_add_ps(even[r], odd[r])));
+}
+
+// Sums of some column tiles and few rows.
+struct few_sums {
+  alignas(64) float tile[few_tiles_together][few_rows][tile_columns];
+};
+
+// sums = x W^T over `steps` steps, w[t] being where column tile t begins. Denormals must count as zero; a function of
+// its own, because compilers move arithmetic over a change of that mode.
+template <int Rows, class TileRows>
+[[gnu::noinline]] void stream_steps(const uint16_t* x, const TileRows& from, const std::byte* const* w, int tiles,
+                                    int steps, few_sums& sums) {
+  const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  for (int t = 0; t < tiles; ++t)
+    for (int r = 0; r < Rows; ++r) _mm512_store_ps(sums.tile[t][r], _mm512_setzero_ps());
+  for (int step = 0; step < steps; ++step, x += tile_elements) {
+    alignas(64) float values[Rows][tile_depth];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+      const __m512i pairs = _mm512_load_si512(x + r * tile_depth);
+      _mm512_store_si512(values[r], _mm512_slli_epi32(pairs, 16));
+      _mm512_store_si512(values[r] + tile_depth / 2, _mm512_and_si512(pairs, upper_half));
+    }
+    finish_stores();  // so that multiply-adds broadcast from memory
+    for (int t = 0; t < tiles; ++t)
+      add_step<Rows>(values, from, w[t] + ptrdiff_t{step} * 2 * TileRows::tile_bytes, sums.tile[t]);
+  }
+}
+
+template <class TileRows>
+void stream_steps(int rows, const uint16_t* x, const TileRows& from, const std::byte* const* w, int tiles, int steps,
+                  few_sums& sums) {
+  switch (rows) {
+    case 1: return stream_steps<1>(x, from, w, tiles, steps, sums);
+    case 2: return stream_steps<2>(x, from, w, tiles, steps, sums);
+    case 3: return stream_steps<3>(x, from, w, tiles, steps, sums);
+    default: return stream_steps<few_rows>(x, from, w, tiles, steps, sums);
+  }
+}
+
+// Column tiles, perhaps of several weights of one shape, that multiply one input of few rows.
+class few_tiles {
+ public:
+  void add(const amx_product& call, int tile) {
+    const ptrdiff_t bytes = call.storage == weight_storage::e4m3 ? e4m3_rows::tile_bytes : bf16_rows::tile_bytes;
+    w_[count_] = call.body + (ptrdiff_t{tile / 2} * tile_steps(call.k) * 2 + tile % 2) * bytes;
+    if (call.storage == weight_storage::e4m3) scales_[count_] = call.scales + ptrdiff_t{tile} * scale_blocks(call.k);
+    ++count_;
+  }
+
+  // The sums of the tiles added, in their order. `call` gives the input and the weights' storage.
+  void multiply(const amx_product& call, few_sums& sums) {
+    if (call.storage == weight_storage::e4m3) return multiply_e4m3(call, sums);
+    const denormals_are_zero mode;
+    stream_steps(call.m, call.x, bf16_rows{}, w_, count_, tile_steps(call.k), sums);
+  }
+
+ private:
+  static int scale_blocks(int k) { return (k + scale_block - 1) / scale_block; }
+
+  // Some blocks at a time, because scales are applied without that mode, and to change it takes a while.
+  void multiply_e4m3(const amx_product& call, few_sums& sums) {
+    constexpr int blocks_together = 4;
+    few_sums partial[blocks_together];
+    const e4m3_rows from;
+    const int steps = tile_steps(call.k), blocks = scale_blocks(call.k);
+    for (int t = 0; t < count_; ++t)
+      for (int r = 0; r < call.m; ++r) _mm512_store_ps(sums.tile[t][r], _mm512_setzero_ps());
+    for (int first = 0; first < blocks; first += blocks_together) {
+      const int count = blocks - first < blocks_together ? blocks - first : blocks_together;
+      {
+        const denormals_are_zero mode;
+        for (int i = 0; i < count; ++i) {
+          const int step = (first + i) * steps_in_scale_block;
+          const int steps_of_block = steps - step < steps_in_scale_block ? steps - step : steps_in_scale_block;
+          stream_steps(call.m, call.x + ptrdiff_t{step} * tile_elements, from, w_, count_, steps_of_block, partial[i]);
+          for (int t = 0; t < count_; ++t) w_[t] += ptrdiff_t{steps_of_block} * 2 * e4m3_rows::tile_bytes;
+        }
+      }
+      add_scaled(call.m, first, count, partial, sums);
+    }
+  }
+
+  [[gnu::noinline]] void add_scaled(int rows, int first_block, int count, const few_sums* partial,
+                                    few_sums& sums) const {
+    for (int i = 0; i < count; ++i)
+      for (int t = 0; t < count_; ++t) {
+        const __m512 scale = _mm512_set1_ps(scales_[t][first_block + i]);
+        for (int r = 0; r < rows; ++r)
+          _mm512_store_ps(sums.tile[t][r], _mm512_fmadd_ps(scale, _mm512_load_ps(partial[i].tile[t][r]),
+                                                           _mm512_load_ps(sums.tile[t][r])));
+      }
+  }
+
+  const std::byte* w_[few_tiles_together];
+  const float* scales_[few_tiles_together];
+  int count_ = 0;
+};
+
+}  // namespace
+}  // namespace troupe::kernels
