@@ -465,12 +465,15 @@ void attention_shard_state::on_tick() {
   if (co_activation_) tell_co_activation();
 }
 
+// Some layers at each tick, all in the time between two loads, so that no step waits while millions of pairs are read.
 void attention_shard_state::tell_co_activation() {
-  const auto period = heartbeats_per_load * std::chrono::milliseconds(environment_.settings.heartbeat_ms);
-  if (now() - co_activation_told_ < period) return;
-  co_activation_told_ = now();
-  for (auto& chosen : co_activation_->take())
-    tell(view_->expert_balancer, co_activation{environment_.self, std::move(chosen)});
+  const std::chrono::milliseconds between(heartbeats_per_load * environment_.settings.heartbeat_ms);
+  const auto ticks = std::max(1U, static_cast<uint32_t>(between / tick_period));
+  const uint32_t turn = ticks_++ % ticks;
+  const uint32_t layers = co_activation_->layers();
+  for (uint32_t layer = layers * turn / ticks; layer < layers * (turn + 1) / ticks; ++layer)
+    if (auto chosen = co_activation_->take(layer); !chosen.pairs.empty())
+      tell(view_->expert_balancer, co_activation{environment_.self, std::move(chosen)});
 }
 
 void attention_shard_state::end_sequence(request_id request, uint32_t attempt) {

@@ -100,7 +100,7 @@ class attention_shard_state {
   std::vector<uint32_t> parts_;                      // working list, reused
   std::optional<schedule_chooser> chooser_;
   std::optional<pair_counts> co_activation_;  // where `rebalance.co_activation` asks for it
-  steady_time co_activation_told_;
+  uint32_t ticks_ = 0;
   dispatch_ledger ledger_;
   replica_router router_;
   view_ptr view_;

@@ -31,23 +31,23 @@ bool pair_counts::add(const chosen_pairs& told) {
   return true;
 }
 
-std::vector<chosen_pairs> pair_counts::take() {
-  std::vector<chosen_pairs> taken;
-  for (size_t layer = 0; layer < tokens_.size(); ++layer) {
-    auto& tokens = tokens_[layer];
-    const auto count = static_cast<size_t>(tokens.size()) - static_cast<size_t>(std::ranges::count(tokens, 0U));
-    if (count == 0) continue;
-    auto& of_layer = taken.emplace_back();
-    of_layer.layer = static_cast<uint32_t>(layer);
-    of_layer.pairs.reserve(count);
-    of_layer.tokens.reserve(count);
-    for (uint32_t pair = 0; pair < pairs_; ++pair) {
-      if (tokens[pair] == 0) continue;
-      of_layer.pairs.push_back(pair);
-      of_layer.tokens.push_back(tokens[pair]);
-    }
-    std::ranges::fill(tokens, 0U);
+chosen_pairs pair_counts::take(uint32_t layer) {
+  auto& tokens = tokens_[layer];
+  const size_t count = tokens.size() - static_cast<size_t>(std::ranges::count(tokens, 0U));
+  chosen_pairs taken{layer, {}, {}};
+  if (count == 0) return taken;
+  // Every pair is written, and the next one over it unless it was chosen: a branch would be mispredicted often.
+  taken.pairs.resize(count + 1);
+  taken.tokens.resize(count + 1);
+  size_t next = 0;
+  for (uint32_t pair = 0; pair < pairs_; ++pair) {
+    taken.pairs[next] = pair;
+    taken.tokens[next] = tokens[pair];
+    next += tokens[pair] > 0 ? 1 : 0;
   }
+  taken.pairs.resize(count);
+  taken.tokens.resize(count);
+  std::ranges::fill(tokens, 0U);
   return taken;
 }
 

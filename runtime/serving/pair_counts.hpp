@@ -39,9 +39,10 @@ class pair_counts {
   // Adds what a shard told. Returns false, and adds nothing, when it is none of this model's layers or pairs.
   bool add(const chosen_pairs& told);
 
-  // What was counted since the last of these, and starts anew from zero: by layer, layers without any left out...
-  std::vector<chosen_pairs> take();
-  // ... or as pairs of a load, MoE layers numbered from 0.
+  uint32_t layers() const { return static_cast<uint32_t>(tokens_.size()); }  // of the model
+  // What was counted in a layer since it was taken last; it starts anew from zero. Empty for a dense layer.
+  chosen_pairs take(uint32_t layer);
+  // The same of all layers as pairs of a load, whose layers are the MoE layers, numbered from 0.
   std::vector<expert_pair> take_pairs();
 
  private:

@@ -104,11 +104,12 @@ TEST_CASE("pairs that shards count and tell add up to the pairs of every token's
       auto& shard = shards[draw() % shards.size()];
       shard.count(layer, routes, top_k);
       if (step % 9 == 0)
-        for (const auto& told : shard.take()) REQUIRE(collector.add(told));
+        for (const uint32_t taken : {0U, 2U}) REQUIRE(collector.add(shard.take(taken)));
     }
     for (auto& shard : shards) {
-      for (const auto& told : shard.take()) REQUIRE(collector.add(told));
-      CHECK(shard.take().empty());
+      for (const uint32_t taken : {2U, 0U}) REQUIRE(collector.add(shard.take(taken)));
+      CHECK(shard.take(0).pairs.empty());
+      CHECK(shard.take(1).pairs.empty());
     }
     const auto window = collector.take();
     REQUIRE(window.pairs.size() == expected.size());
