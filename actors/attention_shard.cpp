@@ -47,6 +47,11 @@ attention_shard_actor::behavior_type attention_shard_state::start(
   follows_.resize(steps_max);
   held_back_.resize(steps_max);
   payload_row_.assign(settings.rows_max, absent);
+  if (settings.rebalance.co_activation) {
+    std::vector<bool> moe_layers;
+    for (int layer = 0; layer < config.num_hidden_layers; ++layer) moe_layers.push_back(config.is_moe(layer));
+    co_activation_.emplace(moe_layers, static_cast<uint32_t>(config.n_routed_experts));
+  }
   environment_.data_plane->attach(environment_.self.slot, [address, compute = environment_.compute,
                                                            node = environment_.self.node.value](micro_batch message) {
     compute->account().delivered(message, node);
@@ -259,6 +264,7 @@ void attention_shard_state::let_followers_go(uint32_t step_index) {
 void attention_shard_state::open_layer(uint32_t step_index) {
   auto& step = *steps_[step_index];
   step.open_layer();
+  if (co_activation_) co_activation_->count(static_cast<uint32_t>(step.layer()), step.routes(), step.top_k());
   pairs_.clear();
   step.unanswered(pairs_);
   dispatch_pairs(step_index, pairs_, std::nullopt, 0);
@@ -456,6 +462,18 @@ void attention_shard_state::on_tick() {
   }
   send_unsent();
   report();
+  if (co_activation_) tell_co_activation();
+}
+
+// Some layers at each tick, all in the time between two loads, so that no step waits while millions of pairs are read.
+void attention_shard_state::tell_co_activation() {
+  const std::chrono::milliseconds between(heartbeats_per_load * environment_.settings.heartbeat_ms);
+  const auto ticks = std::max(1U, static_cast<uint32_t>(between / tick_period));
+  const uint32_t turn = ticks_++ % ticks;
+  const uint32_t layers = co_activation_->layers();
+  for (uint32_t layer = layers * turn / ticks; layer < layers * (turn + 1) / ticks; ++layer)
+    if (auto chosen = co_activation_->take(layer); !chosen.pairs.empty())
+      tell(view_->expert_balancer, co_activation{environment_.self, std::move(chosen)});
 }
 
 void attention_shard_state::end_sequence(request_id request, uint32_t attempt) {

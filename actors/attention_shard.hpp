@@ -13,6 +13,7 @@
 #include "actors/messages.hpp"
 #include "runtime/model/forward.hpp"
 #include "runtime/serving/dispatch_ledger.hpp"
+#include "runtime/serving/pair_counts.hpp"
 #include "runtime/serving/schedule_chooser.hpp"
 #include "runtime/serving/settings.hpp"
 #include "runtime/serving/shard_step.hpp"
@@ -85,6 +86,7 @@ class attention_shard_state {
   void retry_stranded();
   void end_sequence(request_id request, uint32_t attempt);
   void report();
+  void tell_co_activation();
   steady_time now() const;
 
   attention_shard_actor::stateful_pointer<attention_shard_state> self_ = nullptr;
@@ -97,6 +99,8 @@ class attention_shard_state {
   std::vector<bool> held_back_;                      // by step: its next stage waits for what it follows
   std::vector<uint32_t> parts_;                      // working list, reused
   std::optional<schedule_chooser> chooser_;
+  std::optional<pair_counts> co_activation_;  // where `rebalance.co_activation` asks for it
+  uint32_t ticks_ = 0;
   dispatch_ledger ledger_;
   replica_router router_;
   view_ptr view_;

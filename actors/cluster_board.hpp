@@ -72,14 +72,15 @@ struct board_rebalance {
   std::string last_failure;  // the last sentence about what went wrong
 };
 
-// Rows of each expert as they were counted, the newest window last; MoE layers only.
+// The load as it was counted, the newest window last; MoE layers only.
 struct recorded_load {
   uint32_t layers = 0;
   uint32_t experts = 0;
+  uint32_t sources = 0;
   std::vector<std::shared_ptr<const load_window>> windows;
 
   load_history history() const {
-    load_history copy{layers, experts, 0, {}};
+    load_history copy{layers, experts, sources, {}};
     for (const auto& window : windows) copy.windows.push_back(*window);
     return copy;
   }

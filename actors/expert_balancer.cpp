@@ -51,13 +51,21 @@ expert_balancer_actor::behavior_type expert_balancer_state::start(
   history_.layers =
       static_cast<uint32_t>(std::count(environment_.moe_layers.begin(), environment_.moe_layers.end(), true));
   history_.experts = environment_.experts;
-  window_.resize(size_t{history_.layers} * history_.experts);
+  history_.sources = environment_.settings.sources();
+  recorded_.layers = history_.layers;
+  recorded_.experts = history_.experts;
+  recorded_.sources = history_.sources;
+  collector_.emplace(environment_.moe_layers, environment_.experts, history_.sources,
+                     environment_.settings.rebalance.co_activation);
   window_began_ = asked_ = last_activity_ = self->clock().now();
   shown_.policy = environment_.settings.rebalance.policy;
   self->send(self, tick{});
   return {
       [this](const view_ptr& view) { on_view(view); },
-      [this](const expert_load& message) { on_load(message); },
+      [this](const expert_load& message) {
+        if (message.node.value < node_count()) collector_->add(message.node, message.incarnation, message.received);
+      },
+      [this](const co_activation& message) { collector_->add(message.chosen); },
       [this](const replica_report& message) { on_report(message); },
       [this](const epoch_acknowledged& message) {
         execution_.acknowledged(message.epoch.value);
@@ -85,23 +93,6 @@ void expert_balancer_state::on_view(const view_ptr& view) {
   std::erase_if(drops_, void_now);
   consider();
   carry_on();
-}
-
-// Rows are told as sums since a node's start, so that a report may be lost.
-void expert_balancer_state::on_load(const expert_load& message) {
-  const size_t entries = environment_.moe_layers.size() * history_.experts;
-  if (message.rows.size() != entries || message.node.value >= node_count()) return;
-  auto& told = told_[message.node];
-  if (told.incarnation != message.incarnation) told = {message.incarnation, std::vector<uint64_t>(entries)};
-  size_t row = 0;
-  for (size_t layer = 0; layer < environment_.moe_layers.size(); ++layer) {
-    if (!environment_.moe_layers[layer]) continue;
-    for (size_t expert = 0; expert < history_.experts; ++expert, ++row) {
-      const size_t at = layer * history_.experts + expert;
-      if (message.rows[at] > told.rows[at]) window_[row] += message.rows[at] - told.rows[at];
-    }
-  }
-  told.rows = message.rows;
 }
 
 void expert_balancer_state::on_report(const replica_report& message) {
@@ -151,18 +142,18 @@ void expert_balancer_state::on_tick() {
 
 void expert_balancer_state::end_window() {
   window_began_ = self_->clock().now();
-  history_.windows.push_back({window_, {}, {}});
+  history_.windows.push_back(collector_->take());
   if (history_.windows.size() > environment_.settings.rebalance.windows)
     history_.windows.erase(history_.windows.begin());
-  recorded_.layers = history_.layers;
-  recorded_.experts = history_.experts;
   recorded_.windows.push_back(std::make_shared<const load_window>(history_.windows.back()));
-  const size_t fit = recorded_bytes_max / std::max<size_t>(1, window_.size() * sizeof window_[0]);
-  if (recorded_.windows.size() > std::clamp(fit, size_t{16}, recorded_windows_max))
+  recorded_bytes_ += bytes_of(history_.windows.back());
+  while (recorded_.windows.size() > recorded_windows_max ||
+         (recorded_bytes_ > recorded_bytes_max && recorded_.windows.size() > 1)) {
+    recorded_bytes_ -= bytes_of(*recorded_.windows.front());
     recorded_.windows.erase(recorded_.windows.begin());
+  }
   environment_.board->write(
       [&](board_snapshot& board) { board.load = std::make_shared<const recorded_load>(recorded_); });
-  std::fill(window_.begin(), window_.end(), 0);
   const auto rows = expected_rows(history_, environment_.settings.rebalance.decay);
   std::vector<uint32_t> slots(node_count());
   for (const auto& member : members_) slots[member.node] = 1;
@@ -193,7 +184,7 @@ std::string expert_balancer_state::urgent_reason(bool members_changed) const {
 
 std::string expert_balancer_state::ordinary_reason() const {
   const auto& settings = environment_.settings.rebalance;
-  const auto& rows = history_.windows.empty() ? window_ : history_.windows.back().rows;
+  const auto& rows = (history_.windows.empty() ? collector_->window() : history_.windows.back()).rows;
   if (!environment_.policy || std::all_of(rows.begin(), rows.end(), [](uint64_t count) { return count == 0; }))
     return {};
   const auto since = self_->clock().now() - asked_;

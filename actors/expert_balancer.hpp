@@ -1,10 +1,10 @@
 // expert_balancer: one a deployment unit, beside the coordinator.
 //
-// Keeps the history of rows that experts received, asks the placement policy for a plan (on a period, when
-// imbalance passes a threshold, or when nodes come, go or drain), and carries the plan out move by move: nodes
-// load replicas in the background, the coordinator publishes a table that names them, and the old ones are
-// freed when every shard has left the table before. Serving goes on as if nothing happened: nothing here is
-// on a step's way. The policy runs on a thread of its own; whatever it does wrong becomes a sentence, and the
+// Keeps the history of rows that experts received (and of experts that tokens chose together), asks the placement
+// policy for a plan (on a period, when imbalance passes a threshold, or when nodes come, go or drain), and carries the
+// plan out move by move: nodes load replicas in the background, the coordinator publishes a table that names them, and
+// the old ones are freed when every shard has left the table before. Serving goes on as if nothing happened: nothing
+// here is on a step's way. The policy runs on a thread of its own; whatever it does wrong becomes a sentence, and the
 // placement stays. What to do next is decided by `plan_execution`.
 #pragma once
 
@@ -24,8 +24,9 @@
 namespace troupe {
 
 using expert_balancer_actor =
-    caf::typed_actor<caf::reacts_to<view_ptr>, caf::reacts_to<expert_load>, caf::reacts_to<replica_report>,
-                     caf::reacts_to<epoch_acknowledged>, caf::reacts_to<plan_made>, caf::reacts_to<tick>>;
+    caf::typed_actor<caf::reacts_to<view_ptr>, caf::reacts_to<expert_load>, caf::reacts_to<co_activation>,
+                     caf::reacts_to<replica_report>, caf::reacts_to<epoch_acknowledged>, caf::reacts_to<plan_made>,
+                     caf::reacts_to<tick>>;
 
 struct expert_balancer_environment {
   serving_settings settings;
@@ -47,13 +48,8 @@ class expert_balancer_state {
 
  private:
   using time_point = caf::actor_clock::time_point;
-  struct node_rows {
-    incarnation_id incarnation;
-    std::vector<uint64_t> rows;  // [layers, experts], as last told
-  };
 
   void on_view(const view_ptr& view);
-  void on_load(const expert_load& message);
   void on_report(const replica_report& message);
   void on_plan(const plan_made& message);
   void on_tick();
@@ -81,9 +77,8 @@ class expert_balancer_state {
   view_ptr view_;
   plan_execution execution_;
   std::vector<serving_node> members_;
-  std::map<node_id, node_rows> told_;
+  std::optional<load_collector> collector_;
   load_history history_;
-  std::vector<uint64_t> window_;  // [MoE layers, experts], of the window that is running
   time_point window_began_;
   time_point asked_;  // the policy, last
   time_point last_activity_;
@@ -97,6 +92,7 @@ class expert_balancer_state {
   uint64_t expert_bytes_ = 1;
   board_rebalance shown_;
   recorded_load recorded_;
+  size_t recorded_bytes_ = 0;
 };
 
 }  // namespace troupe

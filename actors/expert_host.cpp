@@ -25,7 +25,8 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
   hosted_.resize(experts_.size(), false);
   counts_.resize(experts);
   weights_.resize(experts_.size());
-  rows_by_expert_.resize(experts_.size());
+  sources_ = std::max(1U, environment_.settings.sources());
+  rows_by_source_.resize(experts_.size());
   for (auto& hosted : environment_.experts) host(hosted.layer, hosted.expert, std::move(hosted.weights));
   environment_.experts.clear();
   // The answer to a raw pointer in flight is a handle that keeps this actor alive.
@@ -56,7 +57,7 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
         report.counters.replicas = replicas_;
         report.counters.replica_bytes = replica_bytes_;
         report.counters.dispatches_refused = refused_;
-        if (++ticks_ % ticks_per_load == 0) report.rows = std::make_shared<std::vector<uint64_t>>(rows_by_expert_);
+        if (++ticks_ % ticks_per_load == 0) report.received = received();
         caf::anon_send(environment_.owner, report);
       },
   };
@@ -67,12 +68,32 @@ void expert_host_state::completed(dispatch_work& work) { caf::anon_send(address_
 void expert_host_state::on_dispatch(const micro_batch& message) {
   if (message.header.kind == message_kind::bulk) return on_bulk(message);
   if (message.header.kind != message_kind::dispatch) return;
+  if (!source_of(message.header)) return;  // from where no shard is: nobody waits for an answer
   rows_received_ += message.header.row_count;
   if (const auto status = check(message); status != combine_status::ok) {
     refuse(message, status);
     return;
   }
   if (!waiting_.empty() || !begin(message)) waiting_.push_back(message);
+}
+
+// Which shard sent this, as `serving_settings::sources` numbers them; nothing where there is no such shard.
+std::optional<uint32_t> expert_host_state::source_of(const micro_batch_header& header) const {
+  const auto& settings = environment_.settings;
+  const uint32_t shard = header.source_slot - 1U;
+  if (header.source_node >= settings.nodes_limit() || shard >= settings.shards_per_node) return std::nullopt;
+  return sources_ > 1 ? header.source_node * settings.shards_per_node + shard : 0;
+}
+
+std::shared_ptr<const received_rows> expert_host_state::received() const {
+  auto told = std::make_shared<received_rows>();
+  for (size_t place = 0; place < rows_by_source_.size(); ++place) {
+    const auto& rows = rows_by_source_[place];
+    if (rows.empty()) continue;
+    told->experts.push_back(static_cast<uint32_t>(place));
+    told->rows.insert(told->rows.end(), rows.begin(), rows.end());
+  }
+  return told;
 }
 
 combine_status expert_host_state::check(const micro_batch& message) const {
@@ -127,9 +148,11 @@ bool expert_host_state::begin(const micro_batch& message) {
   const size_t base = size_t{header.layer} * static_cast<size_t>(environment_.config->n_routed_experts);
   // counts_[e] is now the end of expert e's pairs and the beginning of the next one's.
   uint32_t begin = 0;
+  const uint32_t source = *source_of(header);
   for (size_t e = 0; e < counts_.size(); ++e) {
-    if (counts_[e] > begin) caf::anon_send(experts_[base + e], expert_rows{shared, begin, counts_[e]});
-    rows_by_expert_[base + e] += counts_[e] - begin;
+    if (counts_[e] == begin) continue;
+    caf::anon_send(experts_[base + e], expert_rows{shared, begin, counts_[e]});
+    rows_by_source_[base + e][source] += counts_[e] - begin;
     begin = counts_[e];
   }
   return true;

@@ -105,6 +105,8 @@ class expert_host_state : public dispatch_listener {
     return size_t{layer} * static_cast<size_t>(environment_.config->n_routed_experts) + expert;
   }
 
+  std::optional<uint32_t> source_of(const micro_batch_header& header) const;
+  std::shared_ptr<const received_rows> received() const;
   void on_dispatch(const micro_batch& message);
   void on_done(dispatch_work& work);
   combine_status check(const micro_batch& message) const;
@@ -126,8 +128,9 @@ class expert_host_state : public dispatch_listener {
   std::vector<arriving_replica> arriving_;
   std::vector<leaving_replica> leaving_;
   uint32_t arrivals_ = 0;
-  std::vector<uint64_t> rows_by_expert_;  // [layers * experts], received
-  std::vector<uint32_t> counts_;          // working list, reused: pairs of each expert
+  uint32_t sources_ = 1;                               // shards that are told apart
+  std::vector<std::vector<uint64_t>> rows_by_source_;  // [layers * experts][sources], received; empty: never here
+  std::vector<uint32_t> counts_;                       // working list, reused: pairs of each expert
   std::vector<std::unique_ptr<dispatch_work>> running_;
   std::vector<std::unique_ptr<dispatch_work>> spare_;
   std::deque<micro_batch> waiting_;                       // dispatches without room for their combine

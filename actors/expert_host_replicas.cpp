@@ -28,6 +28,7 @@ void expert_host_state::host(uint32_t layer, uint32_t expert_number, std::shared
   experts_[place] = self_->spawn<caf::linked>(
       expert, expert_environment{layer, expert_number, std::move(weights), environment_.compute});
   hosted_[place] = true;
+  rows_by_source_[place].resize(sources_);  // what an earlier replica received here stays
 }
 
 void expert_host_state::report(uint32_t layer, uint32_t expert_number, replica_outcome outcome, uint64_t bytes,

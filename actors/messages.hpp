@@ -17,6 +17,7 @@
 #include "runtime/ids.hpp"
 #include "runtime/placement/placement.hpp"
 #include "runtime/placement/policy.hpp"
+#include "runtime/serving/load_collector.hpp"
 #include "runtime/wire/micro_batch.hpp"
 
 namespace troupe {
@@ -409,14 +410,29 @@ struct replica_report {
     return f(m.node, m.incarnation, m.layer, m.expert, m.outcome, m.bytes, m.message);
   }
 };
-// Rows that a node's experts have received since its incarnation's start; less often than heartbeats.
+// How often loads are told.
+inline constexpr uint32_t heartbeats_per_load = 5;
+
+// Rows that a node's experts have received since its incarnation's start.
 struct expert_load {
   node_id node;
   incarnation_id incarnation;
-  std::vector<uint64_t> rows;  // [layers, experts]
+  received_rows received;
   template <class Inspector>
   friend auto inspect(Inspector& f, expert_load& m) {
-    return f(m.node, m.incarnation, m.rows);
+    return f(m.node, m.incarnation, m.received);
+  }
+};
+
+// --- attention_shard -> expert_balancer ---
+
+// Pairs of experts that a shard's tokens chose since it told last: one message a layer.
+struct co_activation {
+  shard_ref shard;
+  chosen_pairs chosen;
+  template <class Inspector>
+  friend auto inspect(Inspector& f, co_activation& m) {
+    return f(m.shard, m.chosen);
   }
 };
 
@@ -455,7 +471,7 @@ struct shard_report {
 };
 struct host_report {
   node_counters counters;
-  std::shared_ptr<const std::vector<uint64_t>> rows;  // as in `expert_load`; null: as before
+  std::shared_ptr<const received_rows> received;  // as in `expert_load`; null: as before
 };
 
 // --- local: expert_host -> itself, and a loader -> expert_host ---
@@ -540,6 +556,8 @@ CAF_ADD_TYPE_ID(troupe, (troupe::load_replica))
 CAF_ADD_TYPE_ID(troupe, (troupe::drop_replica))
 CAF_ADD_TYPE_ID(troupe, (troupe::replica_report))
 CAF_ADD_TYPE_ID(troupe, (troupe::expert_load))
+// attention_shard -> expert_balancer
+CAF_ADD_TYPE_ID(troupe, (troupe::co_activation))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::submit_generation)

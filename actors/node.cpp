@@ -10,7 +10,6 @@ namespace {
 
 constexpr auto join_period = std::chrono::milliseconds(500);
 constexpr node_id head_node{0};
-constexpr uint64_t heartbeats_per_account = 5;
 
 }  // namespace
 
@@ -49,7 +48,7 @@ node_actor::behavior_type node_state::start(node_actor::stateful_pointer<node_st
       [this](const shard_report& report) { shard_reports_[report.slot] = report; },
       [this](const host_report& report) {
         host_report_ = report;
-        if (report.rows) rows_ = report.rows;
+        if (report.received) received_ = report.received;
       },
       [this](const tick& reminder) { on_tick(reminder); },
   };
@@ -189,9 +188,9 @@ void node_state::on_tick(const tick& reminder) {
       if (shard_reports_.size() < shards_.size()) beat.epoch = epoch_id{};
       for (const auto& [slot, report] : shard_reports_) beat.epoch = std::min(beat.epoch, report.epoch);
       tell(environment_.coordinator, beat);
-      if (++heartbeats_ % heartbeats_per_account == 1) {
+      if (++heartbeats_ % heartbeats_per_load == 1) {
         tell(environment_.coordinator, account());
-        if (rows_) tell(expert_balancer_, expert_load{node_, incarnation_, *rows_});
+        if (received_) tell(expert_balancer_, expert_load{node_, incarnation_, *received_});
       }
       remind(std::chrono::milliseconds(settings_.heartbeat_ms));
       return;

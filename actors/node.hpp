@@ -61,7 +61,7 @@ class node_state {
   expert_host_actor host_;
   std::map<uint16_t, shard_report> shard_reports_;
   host_report host_report_;
-  std::shared_ptr<const std::vector<uint64_t>> rows_;  // the newest of the host's reports
+  std::shared_ptr<const received_rows> received_;  // the newest of the host's reports
   caf::strong_actor_ptr expert_balancer_;
   std::map<node_id, incarnation_id> peers_;
   epoch_id epoch_;

@@ -304,8 +304,9 @@ void add_serve(CLI::App& app, int& exit_code) {
       "Write a timeline of every stage and transfer (Chrome trace events, for Perfetto) when the cluster\n"
       "ends, and print where the time of its steps went");
   command->add_option("--record-load", options->record_load,
-                      "Write the rows of each expert, window by window, when the cluster ends: CSV where the name\n"
-                      "ends in .csv, else compact; for troupe place --load");
+                      "Write the rows of each expert, by window and source shard, when the cluster ends (with\n"
+                      "rebalance.co_activation also pairs of experts): CSV where the name ends in .csv, else compact;\n"
+                      "for troupe place --load");
   command->add_flag("--no-spawn", options->no_spawn, "Do not start the other nodes; wait until they join");
   command->footer(
       "Starts one process a node, prints a table and lines to paste, and serves an OpenAI-compatible API on\n"

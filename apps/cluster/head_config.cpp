@@ -48,6 +48,8 @@ void read_rebalance(const YAML::Node& node, rebalance_settings& settings) {
   keys.add("move_mb_max", settings.move_mb_max);
   keys.add("move_timeout_ms", settings.move_timeout_ms);
   keys.add("policy_timeout_ms", settings.policy_timeout_ms);
+  keys.add("by_source", settings.by_source);
+  keys.add("co_activation", settings.co_activation);
   if (auto read = keys.read(node); !read) throw error{read.failure().code, "rebalance: " + read.failure().message};
   if (auto policy = make_live_policy(settings); !policy)
     throw error{policy.failure().code, "rebalance: policy: " + policy.failure().message};

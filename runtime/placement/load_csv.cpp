@@ -64,26 +64,59 @@ struct entry {
   uint64_t window, source, layer, expert, rows;
 };
 
+constexpr std::string_view pairs_header = "window,layer,a,b,tokens";
+
+result<std::vector<uint64_t>> whole_numbers(std::string_view row, size_t count, const std::string& source,
+                                            size_t line) {
+  const auto values = numbers(row);
+  if (!values || values->size() != count)
+    return at_line(source, line, "there must be " + std::to_string(count) + " numbers between commas");
+  std::vector<uint64_t> whole;
+  for (const double value : *values) {
+    const auto found = whole_count(value, source);
+    if (!found) return at_line(source, line, found.failure().message);
+    whole.push_back(*found);
+  }
+  return whole;
+}
+
+// The lines behind `pairs_header`, which was line `line`.
+result<void> add_pairs(load_history& load, std::string_view text, size_t line, const std::string& source) {
+  while (!text.empty()) {
+    const auto row = next_line(text);
+    ++line;
+    if (row.empty()) continue;
+    const auto values = whole_numbers(row, 5, source, line);
+    if (!values) return values.failure();
+    const uint64_t window = (*values)[0];
+    const uint64_t layer = (*values)[1];
+    const uint64_t a = (*values)[2];
+    const uint64_t b = (*values)[3];
+    if (window >= load.windows.size() || layer >= load.layers || b >= load.experts)
+      return at_line(source, line, "the rows before have no such window, layer or expert");
+    if (a >= b) return at_line(source, line, "expert a of a pair must be below b");
+    load.windows[window].pairs.push_back(
+        {static_cast<uint32_t>(layer), static_cast<uint32_t>(a), static_cast<uint32_t>(b), (*values)[4]});
+  }
+  return {};
+}
+
 result<load_history> long_form(std::string_view text, bool by_source, const std::string& source) {
   std::vector<entry> entries;
   uint64_t windows = 0;
   uint64_t sources = 0;
   uint64_t layers = 0;
   uint64_t experts = 0;
-  for (size_t line = 2; !text.empty(); ++line) {
+  size_t line = 2;
+  bool pairs_follow = false;
+  for (; !text.empty() && !pairs_follow; ++line) {
     const auto row = next_line(text);
-    if (row.empty()) continue;
-    const auto values = numbers(row);
-    if (!values || values->size() != (by_source ? 5U : 4U))
-      return at_line(source, line, std::string("there must be ") + (by_source ? "5" : "4") + " numbers between commas");
-    std::vector<uint64_t> whole;
-    for (const double value : *values) {
-      const auto count = whole_count(value, source);
-      if (!count) return at_line(source, line, count.failure().message);
-      whole.push_back(*count);
-    }
-    if (!by_source) whole.insert(whole.begin() + 1, 0);
-    const entry read{whole[0], whole[1], whole[2], whole[3], whole[4]};
+    pairs_follow = row == pairs_header;
+    if (row.empty() || pairs_follow) continue;
+    auto whole = whole_numbers(row, by_source ? 5 : 4, source, line);
+    if (!whole) return whole.failure();
+    if (!by_source) whole->insert(whole->begin() + 1, 0);
+    const entry read{(*whole)[0], (*whole)[1], (*whole)[2], (*whole)[3], (*whole)[4]};
     if (read.window > 1'000'000 || read.source > 65'534 || read.layer > 65'534 || read.expert > 65'534)
       return at_line(source, line, "windows go to 1000000; sources, layers and experts to 65534");
     windows = std::max(windows, read.window + 1);
@@ -110,6 +143,7 @@ result<load_history> long_form(std::string_view text, bool by_source, const std:
     window.rows[read.layer * experts + read.expert] += read.rows;
     if (by_source) window.source_rows[(read.source * layers + read.layer) * experts + read.expert] += read.rows;
   }
+  if (auto added = add_pairs(load, text, line - 1, source); !added) return added.failure();
   return load;
 }
 

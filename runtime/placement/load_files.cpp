@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <tuple>
 
 #include "runtime/placement/load_bytes.hpp"
 
@@ -219,6 +220,12 @@ std::string to_csv(const load_history& load) {
         out += std::to_string(i / load.experts) + "," + std::to_string(i % load.experts) + "," + std::to_string(count) +
                "\n";
       }
+  if (std::ranges::all_of(load.windows, [](const load_window& window) { return window.pairs.empty(); })) return out;
+  out += "window,layer,a,b,tokens\n";
+  for (size_t window = 0; window < load.windows.size(); ++window)
+    for (const auto& pair : load.windows[window].pairs)
+      out += std::to_string(window) + "," + std::to_string(pair.layer) + "," + std::to_string(pair.a) + "," +
+             std::to_string(pair.b) + "," + std::to_string(pair.tokens) + "\n";
   return out;
 }
 
@@ -254,6 +261,23 @@ result<void> write_load(const load_history& load, const std::string& path) {
   return {};
 }
 
+namespace {
+
+// One entry for each pair.
+void add_up(std::vector<expert_pair>& pairs) {
+  std::ranges::sort(pairs, {}, [](const expert_pair& pair) { return std::tuple(pair.layer, pair.b, pair.a); });
+  size_t kept = 0;
+  for (const auto& pair : pairs) {
+    if (kept > 0 && pairs[kept - 1].layer == pair.layer && pairs[kept - 1].a == pair.a && pairs[kept - 1].b == pair.b)
+      pairs[kept - 1].tokens += pair.tokens;
+    else
+      pairs[kept++] = pair;
+  }
+  pairs.resize(kept);
+}
+
+}  // namespace
+
 load_history merge_windows(const load_history& load, uint32_t count) {
   load_history merged{load.layers, load.experts, load.sources, {}};
   for (size_t i = 0; i < load.windows.size(); ++i) {
@@ -272,6 +296,7 @@ load_history merge_windows(const load_history& load, uint32_t count) {
       into.source_rows.clear();
     into.pairs.insert(into.pairs.end(), from.pairs.begin(), from.pairs.end());
   }
+  for (auto& window : merged.windows) add_up(window.pairs);
   return merged;
 }
 

@@ -12,8 +12,9 @@
 namespace troupe {
 
 // Reads any of the forms; the first bytes tell which:
-//   CSV           a header `window,layer,expert,rows` or `window,source,layer,expert,rows`, then such lines; or no
-//                 header: a matrix, a line for each layer, as EPLB takes it
+//   CSV           a header `window,layer,expert,rows` or `window,source,layer,expert,rows`, then such lines; where
+//                 pairs are known, a second header `window,layer,a,b,tokens` and such lines follow; or no header: a
+//                 matrix, a line for each layer, as EPLB takes it
 //   binary        "TRPLOAD1", below
 //   JSON          a matrix [layers][experts], or steps of them, alone or as "logical_count" (SGLang)
 //   .npy          an array [layers, experts] or [steps, layers, experts] of integers or floats
@@ -31,9 +32,9 @@ result<void> write_load(const load_history& load, const std::string& path);
 // experts], and the number of pairs with layer, a, b - a and tokens of each, all of these as LEB128 numbers; last
 // the FNV-1a hash of all bytes before, uint64 little-endian.
 std::string to_binary(const load_history& load);
-std::string to_csv(const load_history& load);  // pairs are not written
+std::string to_csv(const load_history& load);
 
-// Adds up each `count` windows in sequence; the last may be of fewer.
+// Adds up each `count` windows in sequence, their pairs included; the last may be of fewer.
 load_history merge_windows(const load_history& load, uint32_t count);
 
 }  // namespace troupe

@@ -111,18 +111,30 @@ std::vector<float> level_shares(const expert_map& map, std::span<const double> r
   return {shares.begin(), shares.end()};
 }
 
+std::vector<uint16_t> source_devices(uint32_t sources, size_t devices, const placement_liveness& liveness) {
+  std::vector<uint16_t> live;
+  for (size_t device = 0; device < devices; ++device)
+    if (liveness(device)) live.push_back(static_cast<uint16_t>(device));
+  if (sources == 0 || live.empty()) return live;
+  std::vector<uint16_t> places;
+  for (uint32_t source = 0; source < sources; ++source) {
+    const size_t device = source * devices / sources;
+    const auto next = std::ranges::lower_bound(live, device);
+    places.push_back(next == live.end() ? live.front() : *next);
+  }
+  return places;
+}
+
 dispatched_rows dispatch(const expert_map& map, const load_history& load, const load_window& window,
                          const placement_topology& topology, const placement_liveness& liveness,
                          replica_selection selection, std::span<const float> shares) {
-  std::vector<uint16_t> live;
-  for (size_t device = 0; device < topology.devices.size(); ++device)
-    if (liveness(device)) live.push_back(static_cast<uint16_t>(device));
   dispatched_rows found;
   const size_t devices = topology.devices.size();
   found.device_rows.assign(size_t{map.layers} * devices, 0.0);
-  if (live.empty()) return found;
   const bool told_apart = load.sources > 0 && !window.source_rows.empty();
-  const size_t sources = told_apart ? load.sources : live.size();
+  const auto places = source_devices(told_apart ? load.sources : 0, devices, liveness);
+  const size_t sources = places.size();
+  if (sources == 0) return found;
   const size_t entries = size_t{map.layers} * map.experts;
   // Where only the nodes of sources matter, rows of one node go together.
   std::vector<double> from_node(topology.nodes.size());
@@ -139,7 +151,7 @@ dispatched_rows dispatch(const expert_map& map, const load_history& load, const 
       };
       if (selection == replica_selection::first) {
         for (size_t source = 0; source < sources; ++source) {
-          const uint16_t at = live[source * live.size() / sources];
+          const uint16_t at = places[source];
           const uint16_t device = replicas[select_replica(selection, replicas, {}, topology, at, 0)];
           received[device] += from_source(source);
           if (distance(topology, at, device) == 2) found.crossing += from_source(source);
@@ -149,7 +161,7 @@ dispatched_rows dispatch(const expert_map& map, const load_history& load, const 
       if (selection == replica_selection::nearest) {
         for (size_t source = 0; source < sources; ++source) {
           const double rows = from_source(source);
-          const uint16_t at = live[source * live.size() / sources];
+          const uint16_t at = places[source];
           int nearest = 3;
           for (const uint16_t device : replicas) nearest = std::min(nearest, distance(topology, at, device));
           const auto equals = std::count_if(replicas.begin(), replicas.end(),
@@ -162,7 +174,7 @@ dispatched_rows dispatch(const expert_map& map, const load_history& load, const 
       }
       std::fill(from_node.begin(), from_node.end(), 0.0);
       for (size_t source = 0; source < sources; ++source)
-        from_node[topology.devices[live[source * live.size() / sources]].node] += from_source(source);
+        from_node[topology.devices[places[source]].node] += from_source(source);
       for (size_t i = 0; i < replicas.size(); ++i) {
         const bool weighted = selection == replica_selection::weighted && !shares.empty();
         const double share =

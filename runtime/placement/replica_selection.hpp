@@ -41,8 +41,13 @@ struct dispatched_rows {
   double all = 0;
 };
 
-// Rows come from the sources that the window tells apart, source s being device s * D / S of the live devices,
-// else from all live devices alike. `shares` are those of `weighted`, decided beforehand on an older load.
+// The device of each of S sources: source s is at device s * D / S, which in a cluster is its node (device and node
+// are one there), and where that one is dead at the next live one, as if its sequences went on there. With no
+// sources, every live device. Empty when none lives.
+std::vector<uint16_t> source_devices(uint32_t sources, size_t devices, const placement_liveness& liveness);
+
+// Rows come from the sources that the window tells apart, else from all live devices alike. `shares` are those of
+// `weighted`, decided beforehand on an older load.
 dispatched_rows dispatch(const expert_map& map, const load_history& load, const load_window& window,
                          const placement_topology& topology, const placement_liveness& liveness,
                          replica_selection selection, std::span<const float> shares);

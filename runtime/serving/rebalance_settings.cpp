@@ -23,6 +23,8 @@ void each_field(Settings& settings, Visit&& visit) {
   visit("move_mb_max", settings.move_mb_max);
   visit("move_timeout_ms", settings.move_timeout_ms);
   visit("policy_timeout_ms", settings.policy_timeout_ms);
+  visit("by_source", settings.by_source);
+  visit("co_activation", settings.co_activation);
 }
 
 }  // namespace

@@ -23,6 +23,8 @@ struct rebalance_settings {
   double move_mb_max = 0;             // that a plan may load; 0: no limit
   uint32_t move_timeout_ms = 30'000;  // after which a replica that does not come is given up
   uint32_t policy_timeout_ms = 10'000;  // of a policy program
+  bool by_source = true;                // the load tells the shards apart that rows come from
+  bool co_activation = false;           // and which experts one token chose together
 
   bool operator==(const rebalance_settings&) const = default;
 };

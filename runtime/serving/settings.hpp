@@ -48,6 +48,9 @@ struct serving_settings {
   std::string to_json() const;
   // Nodes that memory and numbers are reckoned for.
   uint32_t nodes_limit() const { return nodes_max > nodes ? nodes_max : nodes; }
+  // Shards that the load tells apart: shard i of node n is source n * shards_per_node + i, whether it is there or
+  // not, so that a number means the same for as long as the cluster lives. 0: they are not told apart.
+  uint32_t sources() const { return rebalance.by_source ? nodes_limit() * shards_per_node : 0; }
 };
 
 // Fails: malformed, naming the field.

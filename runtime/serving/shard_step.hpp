@@ -46,6 +46,9 @@ class shard_step {
   const std::vector<batch_row>& batch() const { return rows_; }
   std::vector<batch_row>& mutable_batch() { return rows_; }  // only while idle
   const micro_batch_rows& rows() const { return workspace_; }
+  // At a gate: the experts that each row chose, [rows, top_k], highest gate first.
+  std::span<const kernels::routed_expert> routes() const { return {workspace_.routes.data(), rows_.size() * top_k()}; }
+  size_t top_k() const { return static_cast<size_t>(forward_.config().num_experts_per_tok); }
 
   // Starts a step with the rows in `mutable_batch()`; submit `next()` next. `ready_ns`: when they were
   // there to be computed.

@@ -24,6 +24,9 @@ expect 0 'search' --list-policies
 expect 0 '"balance_mean"' --topology this_machine --load "$small" --policy eplb --json
 expect 0 'eplb,1,' --topology this_machine --load "$small" --policy eplb --csv
 expect 0 'exit code 4' --topology this_machine --load "$small" --policy 'program:exit 4'
+near='program:python3 examples/policy/near_sources.py'
+expect 0 'near the 8 shards' --topology this_machine --load "${small/windows=3/windows=3,sources=8}" --policy "$near" --json
+expect 0 'near the 0 shards' --topology this_machine --load "$small" --policy "$near" --json
 expect 2 "did you mean 'eplb'" --policy elpb
 expect 2 'no topology file' --topology nowhere
 expect 2 'fewer than the 256 experts' --topology this_machine --load log_normal:windows=2

@@ -151,7 +151,8 @@ void join_and_drain(int rounds) {
 TEST_CASE("experts move between live processes, and streams are equal to those of one process") {
   served_cluster cluster(4,
                          "selection: weighted\n"
-                         "rebalance: {policy: eplb_distinct, window_ms: 500, period_ms: 500, decay: 0}\n");
+                         "rebalance: {policy: eplb_distinct, window_ms: 500, period_ms: 500, decay: 0, "
+                         "co_activation: true}\n");
   REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
   for (int round = 0; round < 12; ++round) {
     require_undisturbed(run_streams(cluster, tokens));
@@ -170,6 +171,8 @@ TEST_CASE("experts move between live processes, and streams are equal to those o
   // What was recorded meanwhile is a load that `troupe place` reads.
   const auto load = http_call(cluster.port(), "GET", "/load");
   REQUIRE(load);
+  CHECK(load->body.starts_with("window,source,layer,expert,rows\n"));
+  CHECK(load->body.find("\nwindow,layer,a,b,tokens\n") != std::string::npos);
   std::ofstream("recorded_load.csv") << load->body;
   const auto place = std::string(TROUPE_BINARY_DIR "/bin/troupe --log off place --topology ") + TROUPE_SOURCE_DIR +
                      "/config/topologies/this_machine.yaml --load recorded_load.csv --policy eplb > /dev/null";

@@ -115,6 +115,7 @@ TEST_CASE("a decode step's messages and allocations are counted and bounded") {
   options.settings.heartbeat_ms = 500;
   options.settings.verdict_ms = 60000;
   options.settings.kv_blocks = 1024;
+  options.settings.rebalance.co_activation = true;  // counting costs no allocation
   uint64_t dispatches = 0;
   uint64_t messages = 0;
   simulated_cluster cluster(t1_model(), options);

@@ -59,7 +59,7 @@ TEST_CASE("rebalance is a map of its own settings, and names a policy that there
   const auto config = load(
       "nodes_max: 6\nselection: weighted\nprefill_balancer: random:seed=4\n"
       "rebalance:\n  policy: incremental:aim=0.3\n  period_ms: 5000\n  imbalance: 1.25\n  redundant_per_layer: 8\n"
-      "  bandwidth_mb_s: 12.5\n  move_mb_max: 64\n");
+      "  bandwidth_mb_s: 12.5\n  move_mb_max: 64\n  by_source: false\n  co_activation: true\n");
   REQUIRE(config);
   const auto& settings = config->settings;
   CHECK(settings.nodes_limit() == 6);
@@ -68,6 +68,9 @@ TEST_CASE("rebalance is a map of its own settings, and names a policy that there
   CHECK(settings.rebalance.policy == "incremental:aim=0.3");
   CHECK(settings.rebalance.imbalance == 1.25);
   CHECK(settings.rebalance.redundant_per_layer == 8);
+  CHECK(settings.rebalance.co_activation);
+  CHECK(settings.sources() == 0);
+  CHECK(load("nodes_max: 6\nshards_per_node: 2\n")->settings.sources() == 12);
   CHECK(load("")->settings.rebalance == rebalance_settings{});
 }
 

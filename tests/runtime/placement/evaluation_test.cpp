@@ -96,6 +96,15 @@ TEST_CASE("rows that cross nodes are counted by where their sources are") {
         doctest::Approx(20));
 }
 
+TEST_CASE("sources stay at their devices whichever of the others are dead; a dead one's are at the next live one") {
+  using places = std::vector<uint16_t>;
+  CHECK(source_devices(8, 4, {}) == places{0, 0, 1, 1, 2, 2, 3, 3});
+  CHECK(source_devices(4, 4, {{true, false, true, true}}) == places{0, 2, 2, 3});
+  CHECK(source_devices(4, 4, {{true, true, false, false}}) == places{0, 1, 0, 0});
+  CHECK(source_devices(0, 4, {{true, false, true, true}}) == places{0, 2, 3});
+  CHECK(source_devices(4, 2, {{false, false}}).empty());
+}
+
 TEST_CASE("levelled shares are shares, and never leave a device fuller than even ones do") {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     CAPTURE(seed);

@@ -77,15 +77,13 @@ TEST_CASE("a load comes back from the binary form as it was, pairs and sources i
   CHECK(equal(*read, load));
 }
 
-TEST_CASE("a load comes back from CSV as it was, but for pairs") {
+TEST_CASE("a load comes back from CSV as it was, with sources and pairs and without") {
   auto load = full_load();
   load.windows[2].rows[3] = 77;
   for (const bool by_source : {false, true}) {
     auto written = load;
-    for (auto& window : written.windows) {
-      window.pairs.clear();
+    for (auto& window : written.windows)
       if (!by_source) window.source_rows.clear();
-    }
     if (by_source) written.windows[2].rows = load_history(full_load()).windows[2].rows;
     if (by_source) {
       // Rows are the sum of their sources.
@@ -153,6 +151,13 @@ TEST_CASE("a bad file is refused with the place that is bad") {
   says(why_refused("window,layer,expert,rows\n1000000,60000,60000,5\n"), "must not be above 2^28");
   says(why_refused("window,layer,expert,rows\n999,99,99,5\n"), "too few lines");
   says(why_refused("window,layer,expert,rows\n"), "no rows");
+  const std::string rows = "window,layer,expert,rows\n0,0,3,5\nwindow,layer,a,b,tokens\n";
+  says(why_refused(rows + "0,0,1,2\n"), "line 4: there must be 5 numbers");
+  says(why_refused(rows + "0,0,1,2,5\n\n0,0,2,2,5\n"), "line 6: expert a of a pair must be below b");
+  says(why_refused(rows + "0,0,1,4,5\n"), "line 4: the rows before have no such window, layer or expert");
+  says(why_refused(rows + "0,1,1,2,5\n"), "line 4: the rows before have no such window, layer or expert");
+  says(why_refused(rows + "1,0,1,2,5\n"), "line 4: the rows before have no such window, layer or expert");
+  says(why_refused("window,layer,a,b,tokens\n0,0,1,2,5\n"), "line 1: this is no load");
   says(why_refused("1,2\n1,2,3\n"), "line 2: it has 3 experts, the line before 2");
   says(why_refused("[[1, 2], [3]]"), "not all of the same length");
   says(why_refused("[[1, \"x\"]]"), "is not a number");
@@ -253,11 +258,13 @@ TEST_CASE("settings of a generator that make no sense are refused with their nam
 }
 
 TEST_CASE("merged windows add up") {
-  const auto load = full_load();
+  auto load = full_load();
+  load.windows[2].pairs = {{2, 0, 7, 3}, {0, 0, 2, 1}};
   const auto merged = merge_windows(load, 3);
   REQUIRE(merged.windows.size() == 2);
   CHECK(merged.windows[0].rows[5] == load.windows[0].rows[5] + load.windows[1].rows[5] + load.windows[2].rows[5]);
-  CHECK(merged.windows[0].pairs.size() == 2);
+  REQUIRE(merged.windows[0].pairs.size() == 3);
+  CHECK(merged.windows[0].pairs[2].tokens == (uint64_t{1} << 40) + 3);
   CHECK(merged.windows[1].rows == load.windows[3].rows);
 }
 
