@@ -17,6 +17,7 @@ void add_node(CLI::App& app, int& exit_code, char** arguments);
 void add_drain(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
 void add_place(CLI::App& app, int& exit_code);
+void add_bench(CLI::App& app, int& exit_code);
 
 // Prints "troupe: <message>" to stderr and gives the exit code for it.
 int report(const error& failure);

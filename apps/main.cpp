@@ -45,6 +45,7 @@ int main(int count, char** arguments) {
   troupe::add_drain(app, exit_code);
   troupe::add_generate(app, exit_code);
   troupe::add_place(app, exit_code);
+  troupe::add_bench(app, exit_code);
   try {
     app.parse(count, arguments);
   } catch (const CLI::ParseError& failure) {

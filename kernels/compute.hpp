@@ -231,6 +231,10 @@ class compute {
   virtual void mla_input_row(const mla_shape& shape, const std::byte* attended, int head, int row,
                              std::byte* input) const = 0;
 
+  // Multiplies what lies in registers, `rounds` times, as fast as the profile's instructions go, and returns the
+  // floating-point operations: for measurements.
+  virtual double peak_work(int rounds) const = 0;
+
   // Largest logit's index (lowest index wins ties).
   virtual int argmax(const float* logits, int count) const = 0;
   // log(sum(exp(logits))), fixed order.

@@ -226,4 +226,6 @@ void amx_compute::mla_input_row(const mla_shape& shape, const std::byte* attende
   amx_input_row(reinterpret_cast<const uint16_t*>(attended) + int64_t{head} * shape.rk, row, shape.rk, tiles_of(input));
 }
 
+double amx_compute::peak_work(int rounds) const { return amx_peak_work(rounds); }
+
 }  // namespace troupe::kernels

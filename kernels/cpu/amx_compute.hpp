@@ -41,6 +41,7 @@ class amx_compute final : public f32_compute {
                  int head_end) const override;
   void mla_input_row(const mla_shape& shape, const std::byte* attended, int head, int row,
                      std::byte* input) const override;
+  double peak_work(int rounds) const override;
 
  protected:
   packed_matrix pack_as(const weight_view& weight, weight_format format, bool transposed) const override;

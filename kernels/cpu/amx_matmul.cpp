@@ -210,6 +210,22 @@ void amx_prepare_thread() {
   configured = true;
 }
 
+double amx_peak_work(int rounds) {
+  amx_prepare_thread();
+  zero_tiles<2, 2>();
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int round = 0; round < rounds; ++round) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  return 4.0 * rounds * 2 * tile_sums * tile_depth;
+}
+
 void amx_input_row(const float* x, int row, int k, uint16_t* input) {
   uint16_t* out = input + input_row_position(row, k);
   const int padded = tile_steps(k) * tile_depth;

@@ -24,6 +24,9 @@ bool amx_matmul_apart(const amx_product& call, bool bf16, std::byte* const* rows
 // silu(gate) * up of two products of one input, as input tiles of width n. Requires: columns in multiples of 32.
 void amx_gated_matmul(const amx_product& gate, const amx_product& up, uint16_t* out);
 
+// Tile products of registers alone; returns their operations.
+double amx_peak_work(int rounds);
+
 // Configures the calling thread's tiles, once.
 void amx_prepare_thread();
 

@@ -227,6 +227,8 @@ void f32_compute::mla_input_row(const mla_shape& shape, const std::byte* attende
   f32_compute::input_row(reinterpret_cast<const float*>(attended) + int64_t{head} * shape.rk, row, shape.rk, input);
 }
 
+double f32_compute::peak_work(int rounds) const { return lanes_.peak_work(rounds); }
+
 int f32_compute::argmax(const float* logits, int count) const {
   return lanes_.first_equal(logits, count, lanes_.maximum(logits, count));
 }

@@ -51,6 +51,7 @@ class f32_compute : public compute {
   void mla_input_row(const mla_shape& shape, const std::byte* attended, int head, int row,
                      std::byte* input) const override;
 
+  double peak_work(int rounds) const override;
   int argmax(const float* logits, int count) const override;
   float log_sum_exp(const float* logits, int count, scratch& memory) const override;
 

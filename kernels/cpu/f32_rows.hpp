@@ -101,6 +101,22 @@ void combine_row(const std::byte* const* outputs, bool bf16, const float* gates,
   });
 }
 
+// Independent multiply-adds, as many as hide each other's latency.
+template <class V>
+double peak_work(int rounds) {
+  constexpr int chains = 10;
+  typename V::reg sums[chains];
+  for (auto& sum : sums) sum = V::zero();
+  const auto x = V::broadcast(1.0F), y = V::broadcast(1e-30F);
+  for (int round = 0; round < rounds; ++round)
+#pragma GCC unroll 10
+    for (int i = 0; i < chains; ++i) sums[i] = V::fma(x, y, sums[i]);
+  float total = 0;
+  for (const auto& sum : sums) total += V::reduce_add(sum);
+  // The total is used, so that nothing is left out; it is never negative.
+  return total < 0 ? 0 : 2.0 * rounds * chains * lane_count;
+}
+
 template <class V>
 float maximum(const float* x, int count) {
   auto lanes = V::broadcast(-__builtin_inff());

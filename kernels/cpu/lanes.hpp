@@ -80,6 +80,8 @@ struct lane_kernels {
   double (*sum_exp)(const float* x, int count, float shift);
   // out = exp((x - shift) / divisor).
   void (*exp_scaled)(const float* x, float shift, float divisor, float* out, int count);
+  // compute::peak_work.
+  double (*peak_work)(int rounds);
 };
 
 const lane_kernels& scalar_lanes();

@@ -123,10 +123,11 @@ int parts_of(size_t experts, int columns, int threads) {
 
 // Calls body(expert, begin, end) for each expert and each of `parts` ranges of its columns, on the team.
 template <class Body>
-void for_column_ranges(const launch_memory& space, int columns, int parts, worker_team& team, Body body) {
+void for_column_ranges(const char* section, const launch_memory& space, int columns, int parts, worker_team& team,
+                       Body body) {
   constexpr int grain = 32;
   const int blocks = (columns + grain - 1) / grain;
-  team.parallel(static_cast<int>(space.experts.size()) * parts, [&](int i, worker_memory&) {
+  team.parallel(section, static_cast<int>(space.experts.size()) * parts, [&](int i, worker_memory&) {
     const int part = i % parts;
     const int begin = blocks * part / parts * grain, end = std::min(columns, blocks * (part + 1) / parts * grain);
     if (begin < end) body(space.experts[static_cast<size_t>(i / parts)], begin, end);
@@ -233,22 +234,22 @@ uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>
     }
   };
   if (space.works.size() <= few_rows)
-    team.alone(static_cast<int>(experts.size()), load);
+    team.alone("expert inputs", static_cast<int>(experts.size()), load);
   else
-    team.parallel(static_cast<int>(experts.size()), load);
+    team.parallel("expert inputs", static_cast<int>(experts.size()), load);
   const auto weights_of = [&](const expert_rows& expert) -> const expert_weights& {
     return *group[expert.first_task].weights;
   };
   const int width = weights_of(experts.front()).gate.n();
   const int hidden = weights_of(experts.front()).down.n();
-  for_column_ranges(space, width, parts_of(experts.size(), width, team.size()), team,
+  for_column_ranges("expert gate, up", space, width, parts_of(experts.size(), width, team.size()), team,
                     [&](const expert_rows& expert, int begin, int end) {
                       const auto& weights = weights_of(expert);
                       math.gated_matmul(weights.gate, weights.up,
                                         {space.inputs + expert.input_at, expert.rows, weights.gate.k()},
                                         space.hiddens + expert.hidden_at, begin, end);
                     });
-  for_column_ranges(space, hidden, parts_of(experts.size(), hidden, team.size()), team,
+  for_column_ranges("expert down", space, hidden, parts_of(experts.size(), hidden, team.size()), team,
                     [&](const expert_rows& expert, int begin, int end) {
                       const auto& weights = weights_of(expert);
                       const auto kind = output_kind(*space.works[static_cast<size_t>(expert.first_row)]);

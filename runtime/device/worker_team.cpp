@@ -59,13 +59,19 @@ void worker_team::begin_round() {
   start_.notify_all();
 }
 
-void worker_team::alone(int count, function_ref<void(int, worker_memory&)> item) {
+void worker_team::alone(const char* section, int count, function_ref<void(int, worker_memory&)> item) {
+  if (listener_ != nullptr) listener_->begins(section);
+  run_alone(count, item);
+}
+
+void worker_team::run_alone(int count, function_ref<void(int, worker_memory&)> item) {
   for (int i = 0; i < count; ++i) item(i, memory_[0]);
 }
 
-void worker_team::parallel(int count, function_ref<void(int, worker_memory&)> item) {
+void worker_team::parallel(const char* section, int count, function_ref<void(int, worker_memory&)> item) {
+  if (listener_ != nullptr) listener_->begins(section);
   if (count <= 1 || helpers_.empty()) {
-    alone(count, item);
+    run_alone(count, item);
     return;
   }
   item_ = &item;

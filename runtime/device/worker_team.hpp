@@ -46,6 +46,14 @@ struct worker_memory {
   kernels::scratch workspace;  // rows that a task gathers
 };
 
+// Hears of the sections of a team's work as they begin, on the leader's thread; for measurements.
+class section_listener {
+ public:
+  virtual ~section_listener() = default;
+  // `name` names what is computed until the next section begins; it lives for ever.
+  virtual void begins(const char* name) = 0;
+};
+
 class worker_team {
  public:
   // Starts `threads - 1` helpers; helper i stays on cpus[i] if there is such an entry (the leader's is cpus[0], which
@@ -58,11 +66,15 @@ class worker_team {
   int size() const { return static_cast<int>(memory_.size()); }
 
   // Runs `item(i, memory)` for every i in [0, count). Called by the leader only, never nested.
-  void parallel(int count, function_ref<void(int, worker_memory&)> item);
+  void parallel(const char* section, int count, function_ref<void(int, worker_memory&)> item);
   // The same on the leader alone, for work that is done sooner than a helper would begin.
-  void alone(int count, function_ref<void(int, worker_memory&)> item);
+  void alone(const char* section, int count, function_ref<void(int, worker_memory&)> item);
+
+  // Null: nobody listens.
+  void listen(section_listener* listener) { listener_ = listener; }
 
  private:
+  void run_alone(int count, function_ref<void(int, worker_memory&)> item);
   void begin_round();
   void help(int member);
   void work(int member);
@@ -78,6 +90,7 @@ class worker_team {
   int count_ = 0;
   const function_ref<void(int, worker_memory&)>* item_ = nullptr;
   std::atomic<bool> stopping_{false};
+  section_listener* listener_ = nullptr;
 };
 
 }  // namespace troupe

@@ -75,15 +75,15 @@ kernels::mla_shape forward_pass::attention_shape() const {
           .scale = softmax_scale_};
 }
 
-void forward_pass::project(std::initializer_list<projection> parts, const kernels::product_input& x,
-                           worker_team& team) const {
+void forward_pass::project(const char* section, std::initializer_list<projection> parts,
+                           const kernels::product_input& x, worker_team& team) const {
   int all_columns = 0;
   for (const auto& part : parts) all_columns += part.weight->n();
   const int columns = columns_of_item(all_columns, team.size());
   const auto items_of = [&](const projection& part) { return (part.weight->n() + columns - 1) / columns; };
   int items = 0;
   for (const auto& part : parts) items += items_of(part);
-  team.parallel(items, [&](int i, worker_memory&) {
+  team.parallel(section, items, [&](int i, worker_memory&) {
     for (const auto& part : parts) {
       if (i >= items_of(part)) {
         i -= items_of(part);
@@ -115,7 +115,7 @@ void forward_pass::norm_row(const float* x, const std::vector<float>& weight, in
 void forward_pass::begin(micro_batch_rows& batch, worker_team& team) const {
   const int d = config_.hidden_size;
   const int half = config_.qk_rope_head_dim / 2;
-  team.parallel(batch.count(), [&](int i, worker_memory&) {
+  team.parallel("embedding", batch.count(), [&](int i, worker_memory&) {
     const auto& row = batch.inputs[static_cast<size_t>(i)];
     weights_.embed(row.token, d, batch.x.data() + product(i, d));
     kernels::rope_table(frequencies_, row.position, rope_scale_, batch.cosines.data() + product(i, half),
@@ -130,16 +130,16 @@ void forward_pass::attention_inputs(micro_batch_rows& batch, kv_cache& cache, in
   const int rk = config_.kv_lora_rank;
   const int dr = config_.qk_rope_head_dim;
   const int rq = config_.q_lora_rank;
-  team.parallel(m, [&](int i, worker_memory& memory) {
+  team.parallel("input norm", m, [&](int i, worker_memory& memory) {
     norm_row(batch.x.data() + product(i, d), weights.input_norm, i, batch.normed_input.data(), nullptr, memory);
   });
   const kernels::product_input normed{batch.normed_input.data(), m, d};
   const bool low_rank = static_cast<bool>(weights.q_a);
   if (low_rank)
-    project({{&weights.q_a, batch.latent_q.data()}, {&weights.kv_a, batch.kv.data()}}, normed, team);
+    project("q_a, kv_a", {{&weights.q_a, batch.latent_q.data()}, {&weights.kv_a, batch.kv.data()}}, normed, team);
   else
-    project({{&weights.q_b, batch.q.data()}, {&weights.kv_a, batch.kv.data()}}, normed, team);
-  team.parallel(m, [&](int i, worker_memory& memory) {
+    project("q, kv_a", {{&weights.q_b, batch.q.data()}, {&weights.kv_a, batch.kv.data()}}, normed, team);
+  team.parallel("latent norms, rope", m, [&](int i, worker_memory& memory) {
     if (low_rank)
       norm_row(batch.latent_q.data() + product(i, rq), weights.q_a_norm, i, batch.latent_q_input.data(), nullptr,
                memory);
@@ -152,7 +152,7 @@ void forward_pass::attention_inputs(micro_batch_rows& batch, kv_cache& cache, in
     const int32_t block = (*row.blocks)[static_cast<size_t>(row.position / tokens)];
     math_.kv_write(cache.layout(), cache.address(block, layer), row.position % tokens, kv, kv + rk);
   });
-  if (low_rank) project({{&weights.q_b, batch.q.data()}}, {batch.latent_q_input.data(), m, rq}, team);
+  if (low_rank) project("q_b", {{&weights.q_b, batch.q.data()}}, {batch.latent_q_input.data(), m, rq}, team);
 }
 
 // q_absorbed[i, j] = [UK_j^T q_nope[i, j] ; rotated q_rope[i, j]], then the queries of each row.
@@ -164,7 +164,7 @@ void forward_pass::absorb_queries(micro_batch_rows& batch, int layer, int first,
   const int dn = config_.qk_nope_head_dim;
   const int dq = config_.dq();
   const int width = rk + dr;
-  team.parallel(h, [&](int j, worker_memory& memory) {
+  team.parallel("absorb keys", h, [&](int j, worker_memory& memory) {
     std::byte* input = memory.kernel.take(math_.input_bytes(count, dn));
     for (int i = 0; i < count; ++i) {
       float* q = batch.q.data() + product(first + i, h * dq) + j * dq;
@@ -179,7 +179,7 @@ void forward_pass::absorb_queries(micro_batch_rows& batch, int layer, int first,
   });
   const auto shape = attention_shape();
   const size_t query_bytes = math_.form_of(shape).query_bytes;
-  team.parallel(count, [&](int i, worker_memory&) {
+  team.parallel("queries", count, [&](int i, worker_memory&) {
     math_.mla_query(shape, batch.q_absorbed.data() + product(i, h * width), 0, h,
                     batch.queries.data() + static_cast<size_t>(i) * query_bytes);
   });
@@ -227,14 +227,14 @@ void forward_pass::join_heads(micro_batch_rows& batch, int layer, int first, int
   const int dv = config_.v_head_dim;
   const auto shape = attention_shape();
   const size_t attended_bytes = math_.form_of(shape).attended_bytes;
-  team.parallel(h, [&](int j, worker_memory& memory) {
+  team.parallel("absorb values", h, [&](int j, worker_memory& memory) {
     std::byte* input = memory.kernel.take(math_.input_bytes(count, rk));
     for (int i = 0; i < count; ++i)
       math_.mla_input_row(shape, batch.attended.data() + static_cast<size_t>(i) * attended_bytes, j, i, input);
     math_.matmul(weights.uv[static_cast<size_t>(j)], {input, count, rk}, batch.heads_out.data() + j * dv, h * dv, 0,
                  dv);
   });
-  team.parallel(count, [&](int i, worker_memory&) {
+  team.parallel("heads", count, [&](int i, worker_memory&) {
     math_.input_row(batch.heads_out.data() + product(i, h * dv), first + i, h * dv, batch.heads_input.data());
   });
 }
@@ -251,7 +251,7 @@ void forward_pass::attend(micro_batch_rows& batch, kv_cache& cache, int layer, i
                             batch.inputs[static_cast<size_t>(first + i)].position + 1};
   };
   const auto& items = batch.attention_items;
-  team.parallel(static_cast<int>(items.size()), [&](int number, worker_memory& memory) {
+  team.parallel("attention", static_cast<int>(items.size()), [&](int number, worker_memory& memory) {
     const auto& item = items[static_cast<size_t>(number)];
     std::array<kernels::mla_row, 8> rows;
     int longest = 0;
@@ -289,13 +289,13 @@ void forward_pass::attention_core(micro_batch_rows& batch, kv_cache& cache, int 
   const int d = config_.hidden_size;
   for (int first = 0; first < m; first += attention_rows)
     attend(batch, cache, layer, first, std::min(attention_rows, m - first), team);
-  project({{&weights.attention.o, batch.normed.data()}},
+  project("o", {{&weights.attention.o, batch.normed.data()}},
           {batch.heads_input.data(), m, config_.num_attention_heads * config_.v_head_dim}, team);
   const bool moe = config_.is_moe(layer);
   const auto parameters = config_.router();
   const float* bias = weights.router_bias.empty() ? nullptr : weights.router_bias.data();
   const int experts = config_.n_routed_experts;
-  team.parallel(m, [&](int i, worker_memory& memory) {
+  team.parallel("post norm", m, [&](int i, worker_memory& memory) {
     float* x = batch.x.data() + product(i, d);
     float* normed = batch.normed.data() + product(i, d);
     math_.axpy(1.0F, normed, x, d);
@@ -306,34 +306,36 @@ void forward_pass::attention_core(micro_batch_rows& batch, kv_cache& cache, int 
   constexpr int rows_of_piece = 32, experts_of_piece = 32;
   const int row_pieces = (m + rows_of_piece - 1) / rows_of_piece;
   const int column_pieces = (experts + experts_of_piece - 1) / experts_of_piece;
-  team.parallel(row_pieces * column_pieces, [&](int item, worker_memory& memory) {
+  team.parallel("router", row_pieces * column_pieces, [&](int item, worker_memory& memory) {
     const int row = item / column_pieces * rows_of_piece, column = item % column_pieces * experts_of_piece;
     math_.matmul(weights.router, batch.normed.data() + product(row, d), d, batch.router.data() + product(row, experts),
                  experts, std::min(rows_of_piece, m - row), column, std::min(experts, column + experts_of_piece),
                  memory.kernel);
   });
-  team.parallel(m, [&](int i, worker_memory&) {
+  team.parallel("top-k", m, [&](int i, worker_memory&) {
     kernels::route(parameters, batch.router.data() + product(i, experts), bias,
                    batch.routes.data() + product(i, parameters.top_k));
   });
 }
 
-void forward_pass::mlp(const mlp_weights& weights, micro_batch_rows& batch, float* out, worker_team& team) const {
+void forward_pass::mlp(const mlp_weights& weights, micro_batch_rows& batch, float* out, const char* gate_section,
+                       const char* down_section, worker_team& team) const {
   const int m = batch.count();
   const int width = weights.gate.n();
   const int columns = columns_of_item(width, team.size());
   const kernels::product_input normed{batch.normed_input.data(), m, config_.hidden_size};
-  team.parallel((width + columns - 1) / columns, [&](int i, worker_memory&) {
+  team.parallel(gate_section, (width + columns - 1) / columns, [&](int i, worker_memory&) {
     math_.gated_matmul(weights.gate, weights.up, normed, batch.mlp_input.data(), i * columns,
                        std::min(width, (i + 1) * columns));
   });
-  project({{&weights.down, out}}, {batch.mlp_input.data(), m, width}, team);
+  project(down_section, {{&weights.down, out}}, {batch.mlp_input.data(), m, width}, team);
 }
 
 void forward_pass::dense_mlp(micro_batch_rows& batch, int layer, worker_team& team) const {
   const int d = config_.hidden_size;
-  mlp(weights_.layers[static_cast<size_t>(layer)].dense, batch, batch.shared.data(), team);
-  team.parallel(batch.count(), [&](int i, worker_memory&) {
+  mlp(weights_.layers[static_cast<size_t>(layer)].dense, batch, batch.shared.data(), "dense gate, up", "dense down",
+      team);
+  team.parallel("dense sum", batch.count(), [&](int i, worker_memory&) {
     math_.axpy(1.0F, batch.shared.data() + product(i, d), batch.x.data() + product(i, d), d);
   });
 }
@@ -341,7 +343,7 @@ void forward_pass::dense_mlp(micro_batch_rows& batch, int layer, worker_team& te
 void forward_pass::shared_expert(micro_batch_rows& batch, int layer, worker_team& team) const {
   const auto& weights = weights_.layers[static_cast<size_t>(layer)].shared;
   if (weights.gate)
-    mlp(weights, batch, batch.shared.data(), team);
+    mlp(weights, batch, batch.shared.data(), "shared gate, up", "shared down", team);
   else
     std::fill_n(batch.shared.begin(), product(batch.count(), config_.hidden_size), 0.0F);
 }
@@ -350,7 +352,7 @@ void forward_pass::combine(micro_batch_rows& batch, worker_team& team) const {
   const int d = config_.hidden_size;
   const int k = config_.num_experts_per_tok;
   const auto kind = bf16_outputs_ ? kernels::element::bf16 : kernels::element::f32;
-  team.parallel(batch.count(), [&](int i, worker_memory&) {
+  team.parallel("combine", batch.count(), [&](int i, worker_memory&) {
     const auto* outputs = batch.expert_outputs.data() + product(i, k);
     TROUPE_CHECK(std::find(outputs, outputs + k, nullptr) == outputs + k,
                  "a combine began before every expert had answered");
@@ -363,13 +365,13 @@ void forward_pass::head(micro_batch_rows& batch, std::span<const int32_t> sampli
   const int d = config_.hidden_size;
   const int m = static_cast<int>(sampling_rows.size());
   // The sampled rows' inputs take the place of the first rows', which no later stage of this step reads.
-  team.parallel(m, [&](int i, worker_memory& memory) {
+  team.parallel("final norm", m, [&](int i, worker_memory& memory) {
     norm_row(batch.x.data() + product(sampling_rows[static_cast<size_t>(i)], d), weights_.final_norm, i,
              batch.normed_input.data(), nullptr, memory);
   });
   const size_t needed = product(m, config_.vocab_size);
   if (batch.logits.size() < needed) batch.logits.resize(needed);
-  project({{&weights_.head, batch.logits.data()}}, {batch.normed_input.data(), m, d}, team);
+  project("head", {{&weights_.head, batch.logits.data()}}, {batch.normed_input.data(), m, d}, team);
 }
 
 double forward_pass::attention_flops(const micro_batch_rows& batch) const {

@@ -127,11 +127,13 @@ class forward_pass {
     float* y;
   };
   // Projections of one input, shared out together.
-  void project(std::initializer_list<projection> parts, const kernels::product_input& x, worker_team& team) const;
+  void project(const char* section, std::initializer_list<projection> parts, const kernels::product_input& x,
+               worker_team& team) const;
   // Norm of one row x [width] as row `row` of a product's input, and as FP32 if `out` is not null.
   void norm_row(const float* x, const std::vector<float>& weight, int row, std::byte* input, float* out,
                 worker_memory& memory) const;
-  void mlp(const mlp_weights& weights, micro_batch_rows& batch, float* out, worker_team& team) const;
+  void mlp(const mlp_weights& weights, micro_batch_rows& batch, float* out, const char* gate_section,
+           const char* down_section, worker_team& team) const;
   // Core attention of rows [first, first + count) into `heads_input`.
   void attend(micro_batch_rows& batch, kv_cache& cache, int layer, int first, int count, worker_team& team) const;
   void absorb_queries(micro_batch_rows& batch, int layer, int first, int count, worker_team& team) const;

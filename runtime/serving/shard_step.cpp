@@ -197,7 +197,7 @@ void shard_step::run_second_half(worker_team& team) {
 void shard_step::sample(worker_team& team) {
   forward_.head(workspace_, sampling_rows_, team);
   const int vocab = forward_.config().vocab_size;
-  team.parallel(static_cast<int>(sampling_rows_.size()), [&](int i, worker_memory& memory) {
+  team.parallel("sampling", static_cast<int>(sampling_rows_.size()), [&](int i, worker_memory& memory) {
     const auto& owner = *rows_[static_cast<size_t>(sampling_rows_[static_cast<size_t>(i)])].owner;
     const kernels::sampling_parameters parameters{.temperature = owner.temperature, .top_p = owner.top_p, .top_k = 0};
     sampled_[static_cast<size_t>(i)] =

@@ -157,7 +157,7 @@ TEST_CASE("a team runs every item once, whatever its size") {
     worker_team team(threads);
     for (int round = 0; round < 200; ++round) {
       std::vector<std::atomic<int>> ran(37);
-      team.parallel(37, [&](int i, worker_memory&) { ++ran[static_cast<size_t>(i)]; });
+      team.parallel("test", 37, [&](int i, worker_memory&) { ++ran[static_cast<size_t>(i)]; });
       for (const auto& count : ran) REQUIRE(count == 1);
     }
   }

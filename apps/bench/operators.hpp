@@ -1,0 +1,43 @@
+// Where the time of a step goes: each operator beside what it reads and computes, and beside the machine's limits,
+// which the same program measures between the steps.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "apps/bench/plain_loop.hpp"
+
+namespace troupe {
+
+struct operator_figures {
+  std::string name;
+  double calls = 0;      // a step
+  double seconds = 0;    // a step, from its beginning to the next operator's
+  double bytes = 0;      // read a step: weights and cached latents
+  double flops = 0;      // a step
+  double reading_s = 0;  // in which a plain reader reads the same bytes in the same order, with as many threads
+};
+
+struct operator_report {
+  std::vector<operator_figures> operators;  // in the order of a step
+  double peak_flops = 0;                    // a second, of all threads, operands in registers
+  double step_s = 0;
+};
+
+// What work is timed: a prompt's last rows (at most 512) in one micro-batch, or decode steps.
+struct operator_shape {
+  int prompt = 0;   // tokens; 0: decode
+  int batch = 1;    // sequences that decode
+  int context = 0;  // positions before the first decoded token
+  int steps = 24;   // steps that are timed, and as many passes of the reader
+};
+
+operator_report measure_operators(plain_loop& loop, const operator_shape& shape);
+
+// The share of its limit that an operator reaches: the longer of reading and computing at the peak, over its time.
+double share_of_limit(const operator_figures& figures, double peak_flops);
+
+// Lines that line up, the last for the whole step.
+std::string to_table(const operator_report& report);
+
+}  // namespace troupe

@@ -1,0 +1,285 @@
+#include "apps/bench/plain_loop.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "runtime/error.hpp"
+
+namespace troupe {
+
+namespace {
+
+constexpr int rows_max = 512;
+
+using bench_clock = std::chrono::steady_clock;
+
+double seconds_since(bench_clock::time_point begin) {
+  return std::chrono::duration<double>(bench_clock::now() - begin).count();
+}
+
+std::span<const std::byte> bytes_of(const kernels::packed_matrix& weight) { return {weight.data(), weight.bytes()}; }
+
+// A product of `rows` rows with these weights.
+section_work product_work(const char* section, int rows, std::initializer_list<const kernels::packed_matrix*> weights) {
+  section_work work{section, {}, 0};
+  for (const auto* weight : weights) {
+    if (!*weight) continue;
+    work.reads.push_back(bytes_of(*weight));
+    work.flops += 2.0 * rows * weight->n() * weight->k();
+  }
+  return work;
+}
+
+}  // namespace
+
+plain_loop::plain_loop(kernels::profile profile, int threads)
+    : math_(kernels::compute::make(profile)), team_(threads), bf16_(profile == kernels::profile::amx_bf16) {
+  kernels::prepare_thread();
+}
+
+result<std::unique_ptr<plain_loop>> plain_loop::load(const std::string& model, kernels::profile profile, int threads) {
+  std::unique_ptr<plain_loop> loop(new plain_loop(profile, threads));
+  if (const auto loaded = loop->load_weights(model); !loaded) return loaded.failure();
+  return loop;
+}
+
+result<void> plain_loop::load_weights(const std::string& model) {
+  auto config = load_model_config(model);
+  if (!config) return config.failure();
+  config_ = *config;
+  auto files = checkpoint::open(model);
+  if (!files) return files.failure();
+  const parallel_runner run = [this](int count, const std::function<void(int)>& item) {
+    team_.parallel("load", count, [&](int i, worker_memory&) { item(i); });
+  };
+  auto shard = load_shard_weights(*files, config_, *math_, run);
+  if (!shard) return shard.failure();
+  shard_ = *shard;
+  std::vector<std::optional<error>> failures(static_cast<size_t>(config_.num_hidden_layers));
+  experts_.resize(static_cast<size_t>(config_.num_hidden_layers * config_.n_routed_experts));
+  run(config_.num_hidden_layers, [&](int layer) {
+    for (int expert = 0; config_.is_moe(layer) && expert < config_.n_routed_experts; ++expert) {
+      auto weights = load_expert_weights(*files, config_, *math_, layer, expert);
+      if (!weights) {
+        failures[static_cast<size_t>(layer)] = weights.failure();
+        return;
+      }
+      experts_[static_cast<size_t>(layer * config_.n_routed_experts + expert)] = *weights;
+    }
+  });
+  for (auto& failure : failures)
+    if (failure) return *failure;
+  pass_.emplace(config_, *shard_, *math_, bf16_);
+  batches_.resize(static_cast<size_t>(config_.n_routed_experts));
+  uses_.resize(static_cast<size_t>(config_.num_hidden_layers));
+  return {};
+}
+
+double plain_loop::prefill(int tokens) {
+  const auto begin = bench_clock::now();
+  start_prompt(tokens);
+  finish_prompt();
+  return seconds_since(begin);
+}
+
+void plain_loop::start_prompt(int tokens) {
+  start(1, tokens);
+  prompt_end_ = tokens;
+  for (next_position_ = 0; prompt_end_ - next_position_ > rows_max; next_position_ += rows_max) {
+    prompt_rows(next_position_, rows_max);
+    step({});
+  }
+}
+
+void plain_loop::finish_prompt() {
+  prompt_rows(next_position_, prompt_end_ - next_position_);
+  step({prompt_end_ - next_position_ - 1});
+}
+
+void plain_loop::prompt_rows(int first, int count) {
+  rows_->inputs.clear();
+  for (int at = first; at < first + count; ++at) rows_->inputs.push_back({token_of(0, at), at, &sequences_[0]});
+}
+
+double plain_loop::decode(int batch, int context, int steps) {
+  start_decoding(batch, context, steps + 1);
+  decode_step();
+  const auto begin = bench_clock::now();
+  for (int at = 0; at < steps; ++at) decode_step();
+  return seconds_since(begin);
+}
+
+void plain_loop::start_decoding(int batch, int context, int steps) {
+  start(batch, context + steps);
+  next_position_ = context;
+  sampled_rows_.resize(static_cast<size_t>(batch));
+  std::iota(sampled_rows_.begin(), sampled_rows_.end(), 0);
+}
+
+void plain_loop::decode_step() {
+  rows_->inputs.clear();
+  for (size_t s = 0; s < sequences_.size(); ++s)
+    rows_->inputs.push_back({token_of(static_cast<int>(s), next_position_), next_position_, &sequences_[s]});
+  ++next_position_;
+  step(sampled_rows_);
+}
+
+int32_t plain_loop::token_of(int sequence, int at) const {
+  const uint64_t mixed =
+      (static_cast<uint64_t>(sequence) * 7919 + static_cast<uint64_t>(at) + 1) * uint64_t{0x9e3779b97f4a7c15};
+  return static_cast<int32_t>((mixed >> 33U) % static_cast<uint64_t>(config_.vocab_size));
+}
+
+void plain_loop::start(int sequences, int positions) {
+  const int blocks = (positions + kernels::kv_layout::tokens - 1) / kernels::kv_layout::tokens;
+  cache_ = std::make_unique<kv_cache>(math_->layout_kv(config_.kv_lora_rank, config_.qk_rope_head_dim),
+                                      config_.num_hidden_layers, sequences * blocks);
+  sequences_.assign(static_cast<size_t>(sequences), {});
+  for (auto& sequence : sequences_) cache_->allocate(blocks, sequence);
+  if (rows_ == nullptr) rows_ = std::make_unique<micro_batch_rows>(config_, *math_, rows_max);
+}
+
+void plain_loop::step(const std::vector<int32_t>& sampled) {
+  pass_->begin(*rows_, team_);
+  for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
+    pass_->attention_inputs(*rows_, *cache_, layer, team_);
+    pass_->attention_core(*rows_, *cache_, layer, team_);
+    if (!config_.is_moe(layer)) {
+      pass_->dense_mlp(*rows_, layer, team_);
+      continue;
+    }
+    routed_experts(layer);
+    pass_->shared_expert(*rows_, layer, team_);
+    pass_->combine(*rows_, team_);
+  }
+  if (!sampled.empty()) pass_->head(*rows_, sampled, team_);
+  sampled_ = sampled.size();
+}
+
+void plain_loop::routed_experts(int layer) {
+  const int d = config_.hidden_size, width = config_.moe_intermediate_size;
+  const size_t element_bytes = bf16_ ? 2 : 4;
+  const int k = config_.num_experts_per_tok;
+  outputs_.resize(static_cast<size_t>(rows_->count() * k) * static_cast<size_t>(d) * element_bytes);
+  for (auto& batch : batches_) {
+    batch.pairs.clear();
+    batch.outputs.clear();
+  }
+  for (int i = 0; i < rows_->count() * k; ++i) {
+    auto& batch = batches_[static_cast<size_t>(rows_->routes[static_cast<size_t>(i)].expert)];
+    auto* out = outputs_.data() + static_cast<size_t>(i) * static_cast<size_t>(d) * element_bytes;
+    batch.pairs.push_back(i / k);
+    batch.outputs.push_back(out);
+    rows_->expert_outputs[static_cast<size_t>(i)] = out;
+  }
+  used_.clear();
+  auto& uses = uses_[static_cast<size_t>(layer)];
+  uses.clear();
+  for (int e = 0; e < config_.n_routed_experts; ++e) {
+    auto& batch = batches_[static_cast<size_t>(e)];
+    if (batch.pairs.empty()) continue;
+    const int m = static_cast<int>(batch.pairs.size());
+    batch.expert = layer * config_.n_routed_experts + e;
+    batch.input.resize(math_->input_bytes(m, d));
+    batch.hidden.resize(math_->input_bytes(m, width));
+    used_.push_back(&batch);
+    uses.push_back({batch.expert, m});
+  }
+  const int parts = team_.size() == 1 ? 1 : std::clamp(32 / static_cast<int>(used_.size()), 1, std::max(1, width / 64));
+  const int items = static_cast<int>(used_.size());
+  team_.parallel("expert inputs", items, [&](int i, worker_memory&) {
+    auto& batch = *used_[static_cast<size_t>(i)];
+    for (size_t row = 0; row < batch.pairs.size(); ++row)
+      math_->input_row(rows_->normed.data() + batch.pairs[row] * d, static_cast<int>(row), d, batch.input.data());
+  });
+  // Ranges begin at multiples of 32 columns.
+  const auto range = [&](int columns, int part, auto body) {
+    const int blocks = (columns + 31) / 32;
+    const int begin = blocks * part / parts * 32, end = std::min(columns, blocks * (part + 1) / parts * 32);
+    if (begin < end) body(begin, end);
+  };
+  team_.parallel("expert gate, up", items * parts, [&](int i, worker_memory&) {
+    auto& batch = *used_[static_cast<size_t>(i / parts)];
+    const auto& weights = *experts_[static_cast<size_t>(batch.expert)];
+    const int m = static_cast<int>(batch.pairs.size());
+    range(width, i % parts, [&](int begin, int end) {
+      math_->gated_matmul(weights.gate, weights.up, {batch.input.data(), m, d}, batch.hidden.data(), begin, end);
+    });
+  });
+  team_.parallel("expert down", items * parts, [&](int i, worker_memory&) {
+    auto& batch = *used_[static_cast<size_t>(i / parts)];
+    const auto& weights = *experts_[static_cast<size_t>(batch.expert)];
+    const int m = static_cast<int>(batch.pairs.size());
+    range(d, i % parts, [&](int begin, int end) {
+      math_->matmul_apart(weights.down, {batch.hidden.data(), m, width},
+                          bf16_ ? kernels::element::bf16 : kernels::element::f32, batch.outputs.data(), begin, end);
+    });
+  });
+}
+
+void plain_loop::add_attention(int layer, std::vector<section_work>& works) const {
+  const auto& weights = shard_->layers[static_cast<size_t>(layer)].attention;
+  const int m = rows_->count();
+  if (weights.q_a) {
+    works.push_back(product_work("q_a, kv_a", m, {&weights.q_a, &weights.kv_a}));
+    works.push_back(product_work("q_b", m, {&weights.q_b}));
+  } else {
+    works.push_back(product_work("q, kv_a", m, {&weights.q_b, &weights.kv_a}));
+  }
+  const auto of_heads = [&](const char* section, const std::vector<kernels::packed_matrix>& heads) {
+    section_work work{section, {}, 0};
+    for (const auto& head : heads) {
+      auto one = product_work(section, m, {&head});
+      work.reads.push_back(one.reads.front());
+      work.flops += one.flops;
+    }
+    return work;
+  };
+  works.push_back(of_heads("absorb keys", weights.uk));
+  section_work attention{"attention", {}, pass_->attention_flops(*rows_)};
+  const std::vector<int32_t>* last = nullptr;
+  for (const auto& row : rows_->inputs) {
+    if (row.blocks == last) continue;  // rows of one sequence read the same latents
+    last = row.blocks;
+    const int count = cache_->blocks_for(row.position + 1);
+    for (int b = 0; b < count; ++b)
+      attention.reads.push_back(
+          {cache_->address((*row.blocks)[static_cast<size_t>(b)], layer), cache_->layout().block_bytes});
+  }
+  works.push_back(std::move(attention));
+  works.push_back(of_heads("absorb values", weights.uv));
+  works.push_back(product_work("o", m, {&weights.o}));
+}
+
+std::vector<section_work> plain_loop::last_step() const {
+  std::vector<section_work> works;
+  const int m = rows_->count();
+  for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
+    add_attention(layer, works);
+    const auto& weights = shard_->layers[static_cast<size_t>(layer)];
+    if (!config_.is_moe(layer)) {
+      works.push_back(product_work("dense gate, up", m, {&weights.dense.gate, &weights.dense.up}));
+      works.push_back(product_work("dense down", m, {&weights.dense.down}));
+      continue;
+    }
+    works.push_back(product_work("router", m, {&weights.router}));
+    section_work gates{"expert gate, up", {}, 0}, downs{"expert down", {}, 0};
+    for (const auto& use : uses_[static_cast<size_t>(layer)]) {
+      const auto& expert = *experts_[static_cast<size_t>(use.expert)];
+      for (const auto* weight : {&expert.gate, &expert.up}) gates.reads.push_back(bytes_of(*weight));
+      downs.reads.push_back(bytes_of(expert.down));
+      const double one = 2.0 * use.rows * expert.down.n() * expert.down.k();
+      gates.flops += 2 * one;
+      downs.flops += one;
+    }
+    works.push_back(std::move(gates));
+    works.push_back(std::move(downs));
+    works.push_back(product_work("shared gate, up", m, {&weights.shared.gate, &weights.shared.up}));
+    works.push_back(product_work("shared down", m, {&weights.shared.down}));
+  }
+  if (sampled_ > 0) works.push_back(product_work("head", static_cast<int>(sampled_), {&shard_->head}));
+  return works;
+}
+
+}  // namespace troupe
