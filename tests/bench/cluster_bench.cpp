@@ -149,7 +149,8 @@ run_times spend(const testing::served_cluster& cluster, const load& what, int sa
   return sum;
 }
 
-void measure_overlap(const std::string& model, const std::string& profile, int runs) {
+void measure_overlap(const std::string& model, const std::string& profile, const std::vector<std::string>& which,
+                     const std::vector<double>& ratios, int runs) {
   const load loads[] = {{"decode", 64, 16, 32}, {"prefill", 6, 512, 1}};
   const auto shaped = [&](const std::string& schedule, double mb_s) {
     return common_lines(model, profile) + "threads_per_node: 1\nschedule: " + schedule +
@@ -158,6 +159,7 @@ void measure_overlap(const std::string& model, const std::string& profile, int r
   std::printf("%-8s %6s %-13s %10s %10s %10s %10s %10s %20s\n", "load", "wire", "schedule", "active ms", "device",
               "core", "link", "chain", "reached (95 %)");
   for (const auto& what : loads) {
+    if (std::find(which.begin(), which.end(), what.name) == which.end()) continue;
     // How long the stages take, and how many bytes travel over a link.
     constexpr double fast_mb_s = 10000;
     double bytes = 0, device_s = 0;
@@ -168,7 +170,7 @@ void measure_overlap(const std::string& model, const std::string& profile, int r
       bytes = static_cast<double>(times.link_ns) * 1e-9 * fast_mb_s * 1e6;
       device_s = static_cast<double>(times.device_ns) * 1e-9;
     }
-    for (const double ratio : {0.5, 1.0, 2.0})
+    for (const double ratio : ratios)
       for (const std::string schedule : {"serial", what.max_tokens > 1 ? "dual_decode" : "dual_prefill"}) {
         const auto cluster = start(2, shaped(schedule, bytes / (ratio * device_s) * 1e-6));
         run(*cluster, what, -1);
@@ -318,6 +320,10 @@ int main(int count, char** arguments) {
   tax->add_option("--schedule", schedule, "Of both")->capture_default_str();
   auto* overlap = app.add_subcommand("overlap", "Serial and dual schedules over shaped links, against their bound");
   options(overlap);
+  std::vector<std::string> which{"decode", "prefill"};
+  std::vector<double> ratios{0.5, 1.0, 2.0};
+  overlap->add_option("--load", which, "decode, prefill")->capture_default_str();
+  overlap->add_option("--wire", ratios, "Times of the wire over those of compute")->capture_default_str();
   double bandwidth_mb_s = 100;
   auto* rebalance = app.add_subcommand("rebalance", "Time between tokens while experts move, and while they stay");
   options(rebalance);
@@ -326,6 +332,6 @@ int main(int count, char** arguments) {
   const auto directory = std::filesystem::absolute(model).string();
   if (*tax) troupe::measure_tax(directory, profile, schedule, runs);
   if (*rebalance) troupe::measure_rebalance(directory, profile, bandwidth_mb_s, runs);
-  if (*overlap) troupe::measure_overlap(directory, profile, runs);
+  if (*overlap) troupe::measure_overlap(directory, profile, which, ratios, runs);
   return 0;
 }
