@@ -141,7 +141,8 @@ bool expert_host_state::begin(const micro_batch& message) {
   }
   work->order.resize(entries.size());
   for (uint32_t i = 0; i < entries.size(); ++i) work->order[counts_[entries[i].expert]++] = i;
-  work->experts_left = distinct;
+  work->experts = work->experts_left = distinct;
+  work->experts_queued = 0;
 
   dispatch_work* shared = work.get();
   running_.push_back(std::move(work));

@@ -37,7 +37,7 @@ void cpu_device::submit(stage_task& task) {
 void cpu_device::submit(const expert_task& task) {
   {
     const std::lock_guard lock(mutex_);
-    queue_.push(task);
+    if (!queue_.push(task)) return;
   }
   arrived_.notify_one();
 }
@@ -62,19 +62,35 @@ std::string cpu_device::description() const {
          std::string(math_->description());
 }
 
+// The next task, or nothing when the device stops.
+stage_task* cpu_device::wait_for_task(std::vector<expert_task>& group) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    arrived_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    group.clear();
+    if (stopping_) return nullptr;
+    stage_task* const stage = queue_.take(now_ns(), pass_ns_, group);
+    if (stage != nullptr || !group.empty()) return stage;
+    const std::chrono::nanoseconds until(queue_.held_until_ns());
+    arrived_.wait_until(lock, std::chrono::steady_clock::time_point(until));
+  }
+}
+
+// Launches with few rows take little longer than reading the weights: the least counts, and slowly fades.
+void cpu_device::note_pass(uint64_t launch_ns, uint32_t experts) {
+  constexpr uint64_t fading = 256;
+  const uint64_t now = launch_ns / experts;
+  pass_ns_ = pass_ns_ == 0 ? now : std::min(now, pass_ns_ + pass_ns_ / fading);
+}
+
 void cpu_device::lead() {
   pin_this_thread(cpus_, 0);
   kernels::prepare_thread();
   worker_team team(threads_, cpus_);
   std::vector<expert_task> group;
   for (;;) {
-    stage_task* stage = nullptr;
-    {
-      std::unique_lock lock(mutex_);
-      arrived_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-      if (stopping_) return;
-      stage = queue_.take(group);
-    }
+    stage_task* const stage = wait_for_task(group);
+    if (stage == nullptr && group.empty()) return;
     const stage_label label = stage != nullptr ? stage->label() : label_of(group);
     stage_time when{now_ns(), 0};
     uint32_t experts = 0;
@@ -90,6 +106,7 @@ void cpu_device::lead() {
       statistics_.stages += stage != nullptr ? 1 : 0;
       statistics_.expert_launches += stage == nullptr ? 1 : 0;
       statistics_.weight_passes += experts;
+      if (stage == nullptr) note_pass(when.duration_ns(), experts);
       for (const auto& task : group) statistics_.expert_rows += task.end - task.begin;
     }
     account_.ran(label, when);

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "runtime/device/device.hpp"
+#include "runtime/device/device_queue.hpp"
 
 namespace troupe {
 
@@ -27,6 +27,8 @@ class cpu_device final : public device {
 
  private:
   void lead();
+  stage_task* wait_for_task(std::vector<expert_task>& group);
+  void note_pass(uint64_t launch_ns, uint32_t experts);
 
   std::unique_ptr<kernels::compute> math_;
   const int threads_;
@@ -35,6 +37,7 @@ class cpu_device final : public device {
   std::condition_variable arrived_;
   device_queue queue_;
   device_statistics statistics_;
+  uint64_t pass_ns_ = 0;  // what reading one expert's weights takes at best
   step_account account_;
   bool stopping_ = false;
   std::thread leader_;

@@ -49,6 +49,10 @@ std::vector<int> cpus_of_node(std::span<const int> allowed, uint32_t node, uint3
   return {own.begin(), own.end()};
 }
 
+bool compute_takes_all(std::span<const int> allowed, uint32_t nodes, uint32_t threads) {
+  return !allowed.empty() && allowed.size() <= size_t{nodes} * threads;
+}
+
 void pin_this_thread(std::span<const int> cpus, size_t index) {
   if (index >= cpus.size()) return;
   cpu_set_t set;

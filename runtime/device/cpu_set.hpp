@@ -16,6 +16,9 @@ std::vector<int> allowed_cpus();
 // of all `nodes`, which may share the machine, do not get a CPU each. Nodes take theirs in the order of their number.
 std::vector<int> cpus_of_node(std::span<const int> allowed, uint32_t node, uint32_t nodes, uint32_t threads);
 
+// Whether the compute threads of `nodes` on this machine leave no CPU to anything else. False where nothing is known.
+bool compute_takes_all(std::span<const int> allowed, uint32_t nodes, uint32_t threads);
+
 // Keeps the calling thread on `cpus[index]`; does nothing where there is no such entry or the system refuses.
 void pin_this_thread(std::span<const int> cpus, size_t index);
 

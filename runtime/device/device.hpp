@@ -3,15 +3,14 @@
 // A device runs one task at a time with all its threads. Which kind of ready stage it takes next is the
 // schedule's order of preference. For routed experts it gathers: all waiting rows of one layer, from
 // every source shard and micro-batch, become one grouped launch in which each expert's weights are read
-// once. Row invariance makes that safe. `submit` may be called from any thread and never blocks; completions
-// are called on the device's thread (live) or at their virtual time (modelled) and only send messages.
+// once (`device_queue`). Row invariance makes that safe. `submit` may be called from any thread and never blocks;
+// completions are called on the device's thread (live) or at their virtual time (modelled) and only send messages.
 //
 // Implementations: `cpu_device` (threads), `modelled_device` (a cost model in virtual time, with the
 // real arithmetic), and the skeleton of a CUDA device.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,7 +55,9 @@ class dispatch_work {
   micro_batch request;
   micro_batch answer;           // payload allocated and entries echoed before the first submit
   std::vector<uint32_t> order;  // pair indices, grouped by expert
+  uint32_t experts = 0;         // that it asks, each in one task; set before the first submit
   uint32_t experts_left = 0;    // device's thread only, after submission
+  uint32_t experts_queued = 0;  // the device's queue counts the tasks that came
   uint64_t compute_ns = 0;      // of the launches that its rows were part of
   uint64_t computed_until_ns = 0;
   bool bad_output = false;  // an expert gave NaN or infinity
@@ -96,51 +97,6 @@ class device {
   virtual step_account& account() = 0;
   virtual std::string description() const = 0;  // "cpu, 1 thread, f32 (avx512)"
   virtual const kernels::compute& math() const = 0;
-};
-
-// The order in which a device takes tasks; shared by the implementations, not thread-safe itself.
-//
-// Rows of the device's own shards are there before those that travel. Experts whose rows are still
-// expected from other shards go behind every stage that is ready, whatever the schedule prefers, so that
-// their weights are not read for a part of the rows; when nothing else is ready they run all the same.
-// Of several waiting layers the one with rows from most shards goes first, then the one with the lowest
-// shard's: every device decides alike, so shards that are out of step drift until they meet, and from
-// then on their rows are computed together.
-class device_queue {
- public:
-  explicit device_queue(const stage_ranks& ranks) : ranks_(ranks) {}
-
-  void push(stage_task& task);
-  void push(const expert_task& task) { experts_.push_back(task); }
-  bool empty() const { return waiting_ == 0 && experts_.empty(); }
-  void clear();
-
-  // The next stage, or null and `group` filled with all waiting expert tasks of one layer, ordered by
-  // expert and then by arrival.
-  stage_task* take(std::vector<expert_task>& group);
-
- private:
-  const stage_ranks ranks_;
-  std::array<std::deque<stage_task*>, stage_kind_count> stages_;  // by rank
-  size_t waiting_ = 0;                                            // stages
-  std::deque<expert_task> experts_;
-
-  // A layer that has expert tasks, and the shards they come from.
-  struct waiting_layer {
-    uint32_t layer = 0;
-    std::vector<uint32_t> sources;
-    uint32_t lowest_source = 0;
-  };
-
-  const waiting_layer* best_layer();
-  void note_sources(size_t count);
-  // How many shards' rows a launch has had lately at most.
-  static constexpr uint32_t launches_remembered = 64;
-  size_t sources_expected_ = 1;
-  size_t sources_lately_ = 0;
-  uint32_t launches_ = 0;
-  std::vector<waiting_layer> layers_;  // working list, reused
-  size_t layers_used_ = 0;
 };
 
 // Runs a grouped launch; returns the number of experts whose weights were read.

@@ -136,87 +136,6 @@ void for_column_ranges(const char* section, const launch_memory& space, int colu
 
 }  // namespace
 
-void device_queue::push(stage_task& task) {
-  stages_[ranks_[index_of(task.label().kind)]].push_back(&task);
-  ++waiting_;
-}
-
-void device_queue::clear() {
-  for (auto& list : stages_) list.clear();
-  waiting_ = 0;
-  experts_.clear();
-}
-
-stage_task* device_queue::take(std::vector<expert_task>& group) {
-  group.clear();
-  const waiting_layer* const best = best_layer();
-  const bool all_there = best != nullptr && best->sources.size() >= sources_expected_;
-  const size_t before_experts = all_there ? ranks_[index_of(stage_kind::mlp)] : stage_kind_count;
-  for (size_t rank = 0; rank < before_experts && waiting_ != 0; ++rank) {
-    if (stages_[rank].empty()) continue;
-    stage_task* next = stages_[rank].front();
-    stages_[rank].pop_front();
-    --waiting_;
-    return next;
-  }
-  if (best == nullptr) return nullptr;
-  note_sources(best->sources.size());
-  const uint32_t layer = best->layer;
-  size_t kept = 0;
-  for (size_t i = 0; i < experts_.size(); ++i) {
-    if (experts_[i].layer == layer)
-      group.push_back(experts_[i]);
-    else
-      experts_[kept++] = experts_[i];
-  }
-  experts_.resize(kept);
-  std::stable_sort(group.begin(), group.end(),
-                   [](const expert_task& a, const expert_task& b) { return a.expert < b.expert; });
-  return nullptr;
-}
-
-// Which layer's experts go first; null when none wait.
-const device_queue::waiting_layer* device_queue::best_layer() {
-  layers_used_ = 0;
-  const dispatch_work* last = nullptr;
-  for (const auto& task : experts_) {
-    if (task.work == last) continue;  // its other tasks are of the same layer and shard
-    last = task.work;
-    const auto& header = task.work->request.header;
-    const uint32_t source = uint32_t{header.source_node} << 16U | header.source_slot;
-    size_t at = 0;
-    while (at < layers_used_ && layers_[at].layer != task.layer) ++at;
-    if (at == layers_used_) {
-      if (layers_.size() == at) layers_.emplace_back();
-      layers_[at].layer = task.layer;
-      layers_[at].sources.clear();
-      layers_[at].lowest_source = source;
-      ++layers_used_;
-    }
-    auto& found = layers_[at];
-    if (std::find(found.sources.begin(), found.sources.end(), source) != found.sources.end()) continue;
-    found.sources.push_back(source);
-    found.lowest_source = std::min(found.lowest_source, source);
-  }
-  const waiting_layer* best = nullptr;
-  for (size_t i = 0; i < layers_used_; ++i) {
-    const auto& one = layers_[i];
-    if (best == nullptr || one.sources.size() > best->sources.size() ||
-        (one.sources.size() == best->sources.size() && one.lowest_source < best->lowest_source))
-      best = &one;
-  }
-  return best;
-}
-
-void device_queue::note_sources(size_t count) {
-  sources_lately_ = std::max(sources_lately_, count);
-  sources_expected_ = std::max(sources_expected_, count);
-  if (++launches_ < launches_remembered) return;
-  sources_expected_ = sources_lately_;
-  sources_lately_ = 0;
-  launches_ = 0;
-}
-
 uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>& group, worker_team& team) {
   thread_local launch_memory kept;  // one device runs on one thread
   auto& space = kept;               // helpers must see the leader's, not their own thread's
@@ -262,20 +181,22 @@ uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>
 
 stage_label label_of(const std::vector<expert_task>& group) {
   const auto* first = &group.front();
+  const auto* last = &group.front();  // it was waited for
   stage_label label;
   label.kind = stage_kind::mlp;
   for (const auto& task : group) {
     label.rows += task.end - task.begin;
     if (&task == &group.front() || task.expert != (&task)[-1].expert) ++label.weight_passes;
     if (task.work->request.delivered_ns < first->work->request.delivered_ns) first = &task;
+    if (task.work->request.delivered_ns > last->work->request.delivered_ns) last = &task;
   }
   const auto& oldest = first->work->request;
   label.slot = oldest.header.source_slot;
   label.micro_batch = oldest.header.micro_batch;
   label.layer = first->layer;
   label.step = oldest.header.step;
-  label.sent_ns = oldest.header.send_time_ns;
-  label.ready_ns = oldest.delivered_ns;
+  label.sent_ns = last->work->request.header.send_time_ns;
+  label.ready_ns = last->work->request.delivered_ns;
   return label;
 }
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 
-#include "runtime/device/device.hpp"
+#include "runtime/device/device_queue.hpp"
 #include "runtime/simulation/virtual_time.hpp"
 
 namespace troupe {
@@ -44,7 +44,9 @@ class modelled_device final : public device {
 
  private:
   void wake();
+  void wake_at(uint64_t due_ns);
   void begin();
+  uint64_t pass_ns() const;
   std::chrono::nanoseconds duration(const stage_label& label, const task_cost& cost) const;
 
   virtual_time& time_;
@@ -56,6 +58,8 @@ class modelled_device final : public device {
   device_statistics statistics_;
   step_account account_;
   bool busy_ = false;
+  uint64_t weight_bytes_ = 0;  // of an expert
+  uint64_t due_ns_ = 0;        // the newest time at which the queue is looked at again
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

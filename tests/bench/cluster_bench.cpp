@@ -2,6 +2,7 @@
 //
 //   bench_cluster tax --model DIR       four processes with a shard each against one process with four
 //   bench_cluster overlap --model DIR   schedules over shaped links against the bound of the run
+//   bench_cluster trace --model DIR     decoding with and without `--trace`
 //   bench_cluster rebalance --model DIR time between tokens while experts move, against a cluster where they stay
 //
 // Both talk to real `troupe serve` processes over HTTP, on this machine's cores. Prompts are token ids.
@@ -70,8 +71,9 @@ std::pair<double, double> mean_of(const std::vector<double>& values) {
   return {mean, n > 1 ? 1.96 * std::sqrt(squares / (n - 1) / n) : 0};
 }
 
-std::unique_ptr<testing::served_cluster> start(uint32_t nodes, const std::string& lines) {
-  auto cluster = std::make_unique<testing::served_cluster>(nodes, lines);
+std::unique_ptr<testing::served_cluster> start(uint32_t nodes, const std::string& lines,
+                                               const std::string& trace = "") {
+  auto cluster = std::make_unique<testing::served_cluster>(nodes, lines, trace);
   if (cluster->port() != 0) return cluster;
   std::fprintf(stderr, "bench_cluster: the cluster does not start:\n%s\n", cluster->log().c_str());
   std::exit(1);
@@ -103,6 +105,28 @@ void measure_tax(const std::string& model, const std::string& profile, const std
                 mean_of(apart).first, ratio, width);
     std::fflush(stdout);
   }
+}
+
+void measure_trace(const std::string& model, const std::string& profile, int tokens, int runs) {
+  const testing::temporary_directory directory;
+  const auto lines = common_lines(model, profile) + "schedule: serial\nthreads_per_node: 1\n";
+  const auto plain = start(2, lines);
+  const auto traced = start(2, lines, (directory.path() / "trace.json").string());
+  const load what{"decode, 32 streams", 32, 16, tokens};
+  std::vector<double> without, with, ratios;
+  for (int i = -1; i < runs; ++i) {  // the first pair warms up
+    double a = 0, b = 0;
+    if (i % 2 == 0) a = run(*plain, what, i);
+    b = run(*traced, what, i);
+    if (i % 2 != 0) a = run(*plain, what, i);
+    if (i < 0) continue;
+    without.push_back(a);
+    with.push_back(b);
+    ratios.push_back(a / b);
+  }
+  const auto [ratio, width] = mean_of(ratios);
+  std::printf("%s: %.1f tokens/s, with a trace %.1f; a step takes %.3f +- %.3f times as long\n", what.name.c_str(),
+              mean_of(without).first, mean_of(with).first, ratio, width);
 }
 
 // Sums of a metric's lines by node.
@@ -149,7 +173,8 @@ run_times spend(const testing::served_cluster& cluster, const load& what, int sa
   return sum;
 }
 
-void measure_overlap(const std::string& model, const std::string& profile, int runs) {
+void measure_overlap(const std::string& model, const std::string& profile, const std::vector<std::string>& which,
+                     const std::vector<double>& ratios, int runs) {
   const load loads[] = {{"decode", 64, 16, 32}, {"prefill", 6, 512, 1}};
   const auto shaped = [&](const std::string& schedule, double mb_s) {
     return common_lines(model, profile) + "threads_per_node: 1\nschedule: " + schedule +
@@ -158,6 +183,7 @@ void measure_overlap(const std::string& model, const std::string& profile, int r
   std::printf("%-8s %6s %-13s %10s %10s %10s %10s %10s %20s\n", "load", "wire", "schedule", "active ms", "device",
               "core", "link", "chain", "reached (95 %)");
   for (const auto& what : loads) {
+    if (std::find(which.begin(), which.end(), what.name) == which.end()) continue;
     // How long the stages take, and how many bytes travel over a link.
     constexpr double fast_mb_s = 10000;
     double bytes = 0, device_s = 0;
@@ -168,7 +194,7 @@ void measure_overlap(const std::string& model, const std::string& profile, int r
       bytes = static_cast<double>(times.link_ns) * 1e-9 * fast_mb_s * 1e6;
       device_s = static_cast<double>(times.device_ns) * 1e-9;
     }
-    for (const double ratio : {0.5, 1.0, 2.0})
+    for (const double ratio : ratios)
       for (const std::string schedule : {"serial", what.max_tokens > 1 ? "dual_decode" : "dual_prefill"}) {
         const auto cluster = start(2, shaped(schedule, bytes / (ratio * device_s) * 1e-6));
         run(*cluster, what, -1);
@@ -318,14 +344,23 @@ int main(int count, char** arguments) {
   tax->add_option("--schedule", schedule, "Of both")->capture_default_str();
   auto* overlap = app.add_subcommand("overlap", "Serial and dual schedules over shaped links, against their bound");
   options(overlap);
+  std::vector<std::string> which{"decode", "prefill"};
+  std::vector<double> ratios{0.5, 1.0, 2.0};
+  overlap->add_option("--load", which, "decode, prefill")->capture_default_str();
+  overlap->add_option("--wire", ratios, "Times of the wire over those of compute")->capture_default_str();
   double bandwidth_mb_s = 100;
   auto* rebalance = app.add_subcommand("rebalance", "Time between tokens while experts move, and while they stay");
   options(rebalance);
   rebalance->add_option("--bandwidth", bandwidth_mb_s, "Of weights that a node takes in, MB/s")->capture_default_str();
+  auto* trace = app.add_subcommand("trace", "Two processes that decode, with and without --trace");
+  options(trace);
+  int tokens = 48;
+  trace->add_option("--tokens", tokens, "Of a stream in a run")->capture_default_str()->check(CLI::Range(2, 4096));
   CLI11_PARSE(app, count, arguments);
   const auto directory = std::filesystem::absolute(model).string();
   if (*tax) troupe::measure_tax(directory, profile, schedule, runs);
   if (*rebalance) troupe::measure_rebalance(directory, profile, bandwidth_mb_s, runs);
-  if (*overlap) troupe::measure_overlap(directory, profile, runs);
+  if (*trace) troupe::measure_trace(directory, profile, tokens, runs);
+  if (*overlap) troupe::measure_overlap(directory, profile, which, ratios, runs);
   return 0;
 }

@@ -59,8 +59,9 @@ inline std::optional<http_answer> http_call(uint16_t port, const std::string& me
 
 class served_cluster {
  public:
-  // Starts `troupe serve` on a copy of the bundled model's configuration. `lines` are added to it.
-  explicit served_cluster(uint32_t nodes, const std::string& lines = "") {
+  // Starts `troupe serve` on a copy of the bundled model's configuration. `lines` are added to it. `trace`: a file for
+  // its timeline, or none.
+  explicit served_cluster(uint32_t nodes, const std::string& lines = "", const std::string& trace = "") {
     std::ofstream(directory_.path() / "cluster.yaml")
         << "model: " << TROUPE_SOURCE_DIR << "/examples/tiny-moe\nnodes: " << nodes << "\nverdict_ms: 800\n"
         << lines;
@@ -72,7 +73,7 @@ class served_cluster {
       dup2(log, 1);
       dup2(log, 2);
       execl(TROUPE_BINARY_DIR "/bin/troupe", "troupe", "serve", config.c_str(), "--port", "0", "--port-file",
-            port_file.c_str(), nullptr);
+            port_file.c_str(), trace.empty() ? nullptr : "--trace", trace.c_str(), nullptr);
       _exit(127);
     }
     wait_until([&] {

@@ -53,4 +53,12 @@ TEST_CASE("a thread without a CPU of its own stays where it may be") {
 }
 
 }  // namespace
+TEST_CASE("it is known whether compute threads leave a CPU to anything else") {
+  const cpus allowed{0, 1, 2, 3};
+  CHECK(compute_takes_all(allowed, 4, 1));
+  CHECK(compute_takes_all(allowed, 2, 3));
+  CHECK(!compute_takes_all(allowed, 3, 1));
+  CHECK(!compute_takes_all({}, 4, 1));
+}
+
 }  // namespace troupe

@@ -126,12 +126,12 @@ TEST_CASE("by default stages go before experts, and experts of one layer before 
   queue.push(expert_task{nullptr, &work, 2, 4, 0, 1});
   queue.push(stage);
   std::vector<expert_task> group;
-  CHECK(queue.take(group) == &stage);
-  CHECK(queue.take(group) == nullptr);
+  CHECK(queue.take(1, 0, group) == &stage);
+  CHECK(queue.take(1, 0, group) == nullptr);
   REQUIRE(group.size() == 2);
   CHECK(group[0].expert == 4);
   CHECK(group[1].expert == 7);
-  CHECK(queue.take(group) == nullptr);
+  CHECK(queue.take(1, 0, group) == nullptr);
   REQUIRE(group.size() == 1);
   CHECK(group[0].layer == 3);
   CHECK(queue.empty());

@@ -266,6 +266,38 @@ TEST_CASE("a timeline holds every stage, and every transfer as a flow from send 
   CHECK(count["WAIT"] > 0);
 }
 
+TEST_CASE("devices wait for rows that are on their way, so that shards meet and weights are read once in a step") {
+  constexpr int layers = 8;
+  auto options = overlap_options(taking_turns(1), 1.0);
+  // Reading weights is what costs, and a device has its own shard's rows long before the others'.
+  std::array<stage_cost, stage_kind_count> stages{};
+  for (auto& stage : stages) stage.fixed = nanoseconds(20'000);
+  stages[index_of(stage_kind::mlp)].per_pass = nanoseconds(20'000);
+  options.device.stages = stages;
+  options.link.latency = nanoseconds(100'000);
+  options.link.bytes_per_s = 1e9;
+  simulated_cluster cluster(balanced_model(layers), options);
+  REQUIRE(cluster.start());
+  for (uint32_t i = 0; i < 64 * nodes; ++i) {
+    auto request = mixed_request(i, 400);
+    request.ignore_eos = true;
+    request.prompt_ids.resize(1 + i % 40, 9);  // so that the shards begin to decode at different times
+    cluster.submit(request);
+  }
+  while (tokens_of(cluster) < 64 * nodes * 20) REQUIRE(cluster.run_for(milliseconds(1)));
+  uint64_t shard_layers = 0;
+  cluster.network().observe([&](const micro_batch_header& header, const endpoint& to) {
+    if (header.kind == message_kind::dispatch && to.node == header.source_node) ++shard_layers;
+  });
+  const uint64_t before = cluster.device_totals().weight_passes;
+  cluster.run_for(milliseconds(100));
+  const double passes = static_cast<double>(cluster.device_totals().weight_passes - before) /
+                        (static_cast<double>(shard_layers) / nodes * experts);
+  MESSAGE(passes << " weight passes for each expert, layer and step");
+  REQUIRE(shard_layers > 100);
+  CHECK(passes <= 1.05);
+}
+
 TEST_CASE("auto is within 3 % of the best fixed choice, from one sequence to 256") {
   // Every stage has a price of its own, so that cutting a small batch loses.
   static const auto model = balanced_model(6);
