@@ -40,25 +40,36 @@ float group_score(const float* c, int size, bool two_best) {
   return two_best && size > 1 ? best + second : best;
 }
 
-// The lowest index of the largest value not yet taken. Marks it as taken.
-int take_largest(const float* values, std::array<bool, experts_max>& taken, int count) {
-  int best = -1;
-  for (int i = 0; i < count; ++i)
-    if (!taken[static_cast<size_t>(i)] && (best < 0 || values[i] > values[best])) best = i;
+constexpr float least = -std::numeric_limits<float>::infinity();
+
+// The lowest index of the largest value not yet taken; those that are taken hold the least value. Takes it.
+int take_largest(float* values, std::array<bool, experts_max>& taken, int count) {
+  const lane_kernels& lanes = best_lanes();
+  int best = lanes.first_equal(values, count, lanes.maximum(values, count));
+  // Where nothing but the least value and NaN is left, the first that is not taken.
+  if (!(values[best] > least)) {
+    best = 0;
+    while (taken[static_cast<size_t>(best)]) ++best;
+  }
   taken[static_cast<size_t>(best)] = true;
+  values[best] = least;
   return best;
 }
 
 // Bars the experts of all groups but the best ones: they count as -infinity, and not even negative
 // scores inside the chosen groups lose to them.
-void bar_groups(const router_parameters& p, const float* c, std::array<bool, experts_max>& barred) {
+void bar_groups(const router_parameters& p, float* c, std::array<bool, experts_max>& barred) {
   const int size = p.experts / p.groups;
   scores ranks;
   for (int g = 0; g < p.groups; ++g)
     ranks[static_cast<size_t>(g)] = group_score(c + g * size, size, p.biased_selection);
   std::array<bool, experts_max> kept{};
   for (int i = 0; i < p.groups_kept; ++i) take_largest(ranks.data(), kept, p.groups);
-  for (int e = 0; e < p.experts; ++e) barred[static_cast<size_t>(e)] = !kept[static_cast<size_t>(e / size)];
+  for (int e = 0; e < p.experts; ++e) {
+    if (kept[static_cast<size_t>(e / size)]) continue;
+    barred[static_cast<size_t>(e)] = true;
+    c[e] = least;
+  }
 }
 
 // V3 normalises and scales; V2 (softmax) does one or the other. With one expert HF never normalises.
@@ -91,7 +102,8 @@ void route(const router_parameters& p, const float* z, const float* bias, routed
     softmax(z, s.data(), p.experts);
   }
   // The bias decides who is chosen and nothing else.
-  scores c = s;
+  scores c;
+  std::copy_n(s.begin(), p.experts, c.begin());
   if (p.biased_selection && bias != nullptr)
     for (int e = 0; e < p.experts; ++e) c[static_cast<size_t>(e)] += bias[e];
 

@@ -247,25 +247,28 @@ void amx_input_row(const uint16_t* x, int row, int k, uint16_t* input) {
 
 void amx_matmul(const amx_product& call, float* y, int64_t ldy) {
   multiply(call, [&](const finished_part& part, auto sums) {
-    for (int c = 0; c < part.columns; ++c) {
-      const int column = part.column + c * tile_columns;
-      for (int r = 0; r < part.rows.count; ++r)
+    for (int r = 0; r < part.rows.count; ++r)
+      for (int c = 0; c < part.columns; ++c) {
+        const int column = part.column + c * tile_columns;
         avx512::store_part(y + (part.rows.first + r) * ldy + column, sums(r, c), call.n - column);
-    }
+      }
   });
 }
 
 bool amx_matmul_apart(const amx_product& call, bool bf16, std::byte* const* rows_out) {
   const auto largest = avx512::broadcast(__builtin_bit_cast(float, 0x7f7fffffU));
   __mmask16 bad = 0;
+  const auto checked = [&](avx512::reg value) {
+    bad |= _mm512_cmp_ps_mask(_mm512_abs_ps(value.v), largest.v, _CMP_NLE_UQ);
+    return value;
+  };
   multiply(call, [&](const finished_part& part, auto sums) {
-    for (int c = 0; c < part.columns; ++c) {
-      const int column = part.column + c * tile_columns;
-      const int count = call.n - column < tile_columns ? call.n - column : tile_columns;
-      for (int r = 0; r < part.rows.count; ++r) {
-        const auto value = avx512::keep(sums(r, c), count);
-        bad |= _mm512_cmp_ps_mask(_mm512_abs_ps(value.v), largest.v, _CMP_NLE_UQ);
-        std::byte* to = rows_out[part.rows.first + r];
+    for (int r = 0; r < part.rows.count; ++r) {
+      std::byte* to = rows_out[part.rows.first + r];
+      for (int c = 0; c < part.columns; ++c) {
+        const int column = part.column + c * tile_columns;
+        const int count = call.n - column < tile_columns ? call.n - column : tile_columns;
+        const auto value = checked(avx512::keep(sums(r, c), count));
         if (bf16)
           _mm256_mask_storeu_epi16(reinterpret_cast<uint16_t*>(to) + column, avx512::first(count),
                                    avx512::rounded(value));

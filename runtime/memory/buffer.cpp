@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "runtime/error.hpp"
+#include "runtime/memory/huge_pages.hpp"
 
 namespace troupe {
 
@@ -51,8 +52,7 @@ buffer_ref buffer_pool::acquire(uint64_t size) {
     if (!reserve(capacity)) return {};
     // Outside the lock: taking memory from the system and touching it takes long.
     taken = new buffer;
-    taken->data = static_cast<std::byte*>(std::aligned_alloc(capacity >= 4096 ? 4096 : 64, capacity));
-    TROUPE_CHECK(taken->data != nullptr, "the system has no memory for a buffer");
+    taken->data = static_cast<std::byte*>(allocate_on_huge_pages(capacity));
     std::memset(taken->data, 0, capacity);  // pre-faulted: the step loop takes no page faults
     taken->capacity = capacity;
     taken->pool = this;

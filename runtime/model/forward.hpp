@@ -13,6 +13,7 @@
 
 #include "kernels/compute.hpp"
 #include "runtime/device/worker_team.hpp"
+#include "runtime/memory/huge_allocator.hpp"
 #include "runtime/model/config.hpp"
 #include "runtime/model/kv_cache.hpp"
 #include "runtime/model/weights.hpp"
@@ -26,6 +27,8 @@ struct row_input {
   const std::vector<int32_t>* blocks = nullptr;  // the sequence's KV blocks, covering `position`
 };
 
+using float_rows = std::vector<float, huge_allocator<float>>;
+
 // Memory on cache-line boundaries.
 class line_buffer {
  public:
@@ -37,7 +40,7 @@ class line_buffer {
   struct alignas(64) line {
     std::byte bytes[64];
   };
-  std::vector<line> lines_;
+  std::vector<line, huge_allocator<line>> lines_;
 };
 
 // Rows whose attention is computed together: their absorbed queries stay in the caches.
@@ -64,17 +67,17 @@ class micro_batch_rows {
   std::vector<kernels::routed_expert> routes;    // [R, top_k] of the current MoE layer, highest gate first
   std::vector<const std::byte*> expert_outputs;  // [R, top_k] rows of combines, in the combine's dtype
 
-  std::vector<float> x;               // [R, hidden] residual stream
-  std::vector<float> normed;          // [R, hidden] input of attention, then of the MLP or experts
-  std::vector<float> shared;          // [R, hidden] shared expert's output
-  std::vector<float> latent_q;        // [R, rq]
-  std::vector<float> q;               // [R, heads*dq]
-  std::vector<float> kv;              // [R, rk+dr]
-  std::vector<float> q_absorbed;      // [attention_rows, heads, rk+dr]
-  std::vector<float> heads_out;       // [attention_rows, heads*dv]
-  std::vector<float> cosines, sines;  // [R, dr/2]
-  std::vector<float> router;          // [R, experts]
-  std::vector<float> logits;          // [rows that sample, vocab]
+  float_rows x;               // [R, hidden] residual stream
+  float_rows normed;          // [R, hidden] input of attention, then of the MLP or experts
+  float_rows shared;          // [R, hidden] shared expert's output
+  float_rows latent_q;        // [R, rq]
+  float_rows q;               // [R, heads*dq]
+  float_rows kv;              // [R, rk+dr]
+  float_rows q_absorbed;      // [attention_rows, heads, rk+dr]
+  float_rows heads_out;       // [attention_rows, heads*dv]
+  float_rows cosines, sines;  // [R, dr/2]
+  float_rows router;          // [R, experts]
+  float_rows logits;          // [rows that sample, vocab]
 
   // Inputs of products (kernels::product_input).
   line_buffer normed_input;    // [R, hidden]

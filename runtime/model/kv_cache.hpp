@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/compute.hpp"
+#include "runtime/memory/huge_allocator.hpp"
 
 namespace troupe {
 
@@ -38,7 +39,7 @@ class kv_cache {
  private:
   kernels::kv_layout layout_;
   int layers_;
-  std::vector<std::byte> memory_;
+  std::vector<std::byte, huge_allocator<std::byte>> memory_;
   std::vector<int32_t> free_;
   std::vector<bool> in_use_;
 };
