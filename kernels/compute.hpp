@@ -216,6 +216,9 @@ class compute {
   // Makes queries of q [heads, rk + dr] for heads [head_begin, head_end): out [query_bytes].
   virtual void mla_query(const mla_shape& shape, const float* q, int head_begin, int head_end,
                          std::byte* out) const = 0;
+  // The same of BF16 values.
+  virtual void mla_query(const mla_shape& shape, const uint16_t* q, int head_begin, int head_end,
+                         std::byte* out) const = 0;
   // Attends for rows of one sequence; `blocks` are the addresses of at least ceil(length / tokens) blocks for the
   // largest length.
   virtual void mla_attend(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
@@ -234,6 +237,9 @@ class compute {
   // Multiplies what lies in registers, `rounds` times, as fast as the profile's instructions go, and returns the
   // floating-point operations: for measurements.
   virtual double peak_work(int rounds) const = 0;
+
+  // Reads memory as fast as one thread can, in several streams: for measurements. The result only keeps the reads.
+  virtual uint32_t read_through(std::span<const std::byte> memory) const = 0;
 
   // Largest logit's index (lowest index wins ties).
   virtual int argmax(const float* logits, int count) const = 0;

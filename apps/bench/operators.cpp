@@ -56,21 +56,6 @@ class section_clock : public section_listener {
   bench_clock::time_point began_;
 };
 
-// Reads a piece of memory once; the sum keeps the compiler from leaving the reads out.
-uint64_t read_piece(std::span<const std::byte> piece) {
-  constexpr size_t line = 64, ahead = 1024;
-  std::array<uint64_t, 8> sums{};
-  for (size_t at = 0; at + line <= piece.size(); at += line) {
-    __builtin_prefetch(piece.data() + at + ahead);
-    std::array<uint64_t, 8> words;
-    std::memcpy(words.data(), piece.data() + at, line);
-    for (size_t i = 0; i < words.size(); ++i) sums[i] += words[i];
-  }
-  uint64_t sum = 0;
-  for (const uint64_t one : sums) sum += one;
-  return sum;
-}
-
 // A plain reader of a step's bytes, shared out over the team in pieces.
 class plain_reader {
  public:
@@ -84,16 +69,16 @@ class plain_reader {
     }
   }
 
-  void read(worker_team& team) {
+  void read(const kernels::compute& math, worker_team& team) {
     for (const auto& [section, pieces] : sections_)
       team.parallel(section, static_cast<int>(pieces.size()), [&, &pieces = pieces](int i, worker_memory&) {
-        sum_.fetch_add(read_piece(pieces[static_cast<size_t>(i)]), std::memory_order_relaxed);
+        sum_.fetch_add(math.read_through(pieces[static_cast<size_t>(i)]), std::memory_order_relaxed);
       });
   }
 
  private:
   std::vector<std::pair<const char*, std::vector<std::span<const std::byte>>>> sections_;
-  std::atomic<uint64_t> sum_{0};
+  std::atomic<uint32_t> sum_{0};
 };
 
 // Operations a second of all threads on registers.
@@ -129,7 +114,7 @@ operator_report measure_operators(plain_loop& loop, const operator_shape& shape)
     auto step = loop.last_step();
     plain_reader reader(step);
     loop.team().listen(&reading);
-    reader.read(loop.team());
+    reader.read(loop.math(), loop.team());
     reading.stop();
     loop.team().listen(nullptr);
     std::move(step.begin(), step.end(), std::back_inserter(works));

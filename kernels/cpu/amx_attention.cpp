@@ -42,7 +42,11 @@ static_assert(block_rows == tile_depth && block_rows == 2 * tile_rows);
   }
 }
 
-// 32 FP32 values as BF16; values beyond `count` are zero.
+// 32 values as BF16; values beyond `count` are zero.
+[[gnu::always_inline]] inline __m512i round_32(const uint16_t* x, int count) {
+  const __mmask32 mask = count >= tile_depth ? ~__mmask32{0} : (__mmask32{1} << (count > 0 ? count : 0)) - 1;
+  return _mm512_maskz_loadu_epi16(mask, x);
+}
 [[gnu::always_inline]] inline __m512i round_32(const float* x, int count) {
   const auto low = count > 0 ? avx512::load_part(x, count) : avx512::zero();
   const auto high = count > lane_count ? avx512::load_part(x + lane_count, count - lane_count) : avx512::zero();
@@ -191,9 +195,9 @@ int positions_in(int length, int span) {
   return left < span_positions ? left : span_positions;
 }
 
-}  // namespace
-
-void amx_query(const amx_attention& call, const float* q, int unit, uint16_t* out) {
+// See amx_query.
+template <class Value>
+void make_query(const amx_attention& call, const Value* q, int unit, uint16_t* out) {
   const ptrdiff_t q_width = call.rk + call.dr;
   const int first = unit * unit_heads;
   for (int step = 0; step < call.steps(); ++step) {
@@ -206,6 +210,14 @@ void amx_query(const amx_attention& call, const float* q, int unit, uint16_t* ou
     transpose(heads, pairs);
     for (int i = 0; i < 16; ++i) _mm512_store_si512(out + ptrdiff_t{step} * tile_elements + i * tile_depth, pairs[i]);
   }
+}
+
+}  // namespace
+
+void amx_query(const amx_attention& call, const float* q, int unit, uint16_t* out) { make_query(call, q, unit, out); }
+
+void amx_query(const amx_attention& call, const uint16_t* q, int unit, uint16_t* out) {
+  make_query(call, q, unit, out);
 }
 
 size_t amx_attention_scratch(const amx_attention& call) {

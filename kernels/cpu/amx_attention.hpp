@@ -50,6 +50,7 @@ struct amx_attention_unit {
 
 // Makes unit `unit`'s queries of q [heads, rk + dr].
 void amx_query(const amx_attention& call, const float* q, int unit, uint16_t* out);
+void amx_query(const amx_attention& call, const uint16_t* q, int unit, uint16_t* out);
 
 // 64-byte aligned working memory of amx_attend_span.
 size_t amx_attention_scratch(const amx_attention& call);

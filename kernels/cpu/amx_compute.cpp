@@ -130,12 +130,22 @@ mla_form amx_compute::form_of(const mla_shape& shape) const {
           .span = span_positions};
 }
 
-void amx_compute::mla_query(const mla_shape& shape, const float* q, int head_begin, int head_end,
-                            std::byte* out) const {
+template <class Value>
+static void make_queries(const mla_shape& shape, const Value* q, int head_begin, int head_end, std::byte* out) {
   require_units(shape, head_begin, head_end);
   const amx_attention call = attention_of(shape);
   for (int unit = first_unit(head_begin); unit < last_unit(head_end); ++unit)
     amx_query(call, q, unit, reinterpret_cast<uint16_t*>(out) + unit * call.unit_query());
+}
+
+void amx_compute::mla_query(const mla_shape& shape, const float* q, int head_begin, int head_end,
+                            std::byte* out) const {
+  make_queries(shape, q, head_begin, head_end, out);
+}
+
+void amx_compute::mla_query(const mla_shape& shape, const uint16_t* q, int head_begin, int head_end,
+                            std::byte* out) const {
+  make_queries(shape, q, head_begin, head_end, out);
 }
 
 void amx_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,

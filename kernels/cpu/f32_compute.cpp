@@ -192,6 +192,13 @@ void f32_compute::mla_query(const mla_shape& shape, const float* q, int head_beg
               reinterpret_cast<float*>(out) + head_begin * width);
 }
 
+void f32_compute::mla_query(const mla_shape& shape, const uint16_t* q, int head_begin, int head_end,
+                            std::byte* out) const {
+  const int width = shape.rk + shape.dr;
+  lanes_.bf16_widen_row(q + int64_t{head_begin} * width, reinterpret_cast<float*>(out) + int64_t{head_begin} * width,
+                        (head_end - head_begin) * width);
+}
+
 void f32_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
                              std::span<const mla_row> rows, int head_begin, int head_end, scratch& memory) const {
   require_attention(shape, layout, blocks, rows, head_begin, head_end);
@@ -228,6 +235,10 @@ void f32_compute::mla_input_row(const mla_shape& shape, const std::byte* attende
 }
 
 double f32_compute::peak_work(int rounds) const { return lanes_.peak_work(rounds); }
+
+uint32_t f32_compute::read_through(std::span<const std::byte> memory) const {
+  return lanes_.read_through(memory.data(), memory.size());
+}
 
 int f32_compute::argmax(const float* logits, int count) const {
   return lanes_.first_equal(logits, count, lanes_.maximum(logits, count));

@@ -41,6 +41,8 @@ class f32_compute : public compute {
   void kv_write(const kv_layout& layout, std::byte* block, int offset, const float* c, const float* k_r) const override;
   mla_form form_of(const mla_shape& shape) const override;
   void mla_query(const mla_shape& shape, const float* q, int head_begin, int head_end, std::byte* out) const override;
+  void mla_query(const mla_shape& shape, const uint16_t* q, int head_begin, int head_end,
+                 std::byte* out) const override;
   void mla_attend(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
                   std::span<const mla_row> rows, int head_begin, int head_end, scratch& memory) const override;
   void mla_attend_span(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
@@ -52,6 +54,7 @@ class f32_compute : public compute {
                      std::byte* input) const override;
 
   double peak_work(int rounds) const override;
+  uint32_t read_through(std::span<const std::byte> memory) const override;
   int argmax(const float* logits, int count) const override;
   float log_sum_exp(const float* logits, int count, scratch& memory) const override;
 

@@ -117,6 +117,28 @@ double peak_work(int rounds) {
   return total < 0 ? 0 : 2.0 * rounds * chains * lane_count;
 }
 
+// Four streams, 2 KiB of each in turn.
+template <class V>
+uint32_t read_through(const std::byte* memory, size_t bytes) {
+  constexpr size_t streams = 4, line = lane_count * sizeof(float), visit = 2048, ahead = 1024;
+  const size_t part = bytes / streams / visit * visit;
+  auto sum = V::broadcast_int(0);
+  const auto read = [&](size_t begin, size_t end) {
+    for (size_t at = begin; at + line <= end; at += line) {
+      __builtin_prefetch(memory + at + ahead);
+      sum = V::add(sum, V::bits(V::load(reinterpret_cast<const float*>(memory + at))));
+    }
+  };
+  for (size_t at = 0; at < part; at += visit)
+    for (size_t stream = 0; stream < streams; ++stream) read(stream * part + at, stream * part + at + visit);
+  read(streams * part, bytes);
+  float lanes[lane_count];
+  V::store(lanes, V::value(sum));
+  uint32_t total = 0;
+  for (const float lane : lanes) total += __builtin_bit_cast(uint32_t, lane);
+  return total;
+}
+
 template <class V>
 float maximum(const float* x, int count) {
   auto lanes = V::broadcast(-__builtin_inff());

@@ -82,6 +82,8 @@ struct lane_kernels {
   void (*exp_scaled)(const float* x, float shift, float divisor, float* out, int count);
   // compute::peak_work.
   double (*peak_work)(int rounds);
+  // compute::read_through.
+  uint32_t (*read_through)(const std::byte* memory, size_t bytes);
 };
 
 const lane_kernels& scalar_lanes();

@@ -43,7 +43,7 @@ micro_batch_rows::micro_batch_rows(const model_config& config, const kernels::co
   q.resize(rows(h * config.dq()));
   kv.resize(rows(width));
   const int together = std::min(rows_max, attention_rows);
-  q_absorbed.resize(product(together, h * width));
+  absorbed.resize(product(together, h * width) * sizeof(float));
   heads_out.resize(product(together, h * config.v_head_dim));
   cosines.resize(rows(config.qk_rope_head_dim / 2));
   sines.resize(rows(config.qk_rope_head_dim / 2));
@@ -155,7 +155,7 @@ void forward_pass::attention_inputs(micro_batch_rows& batch, kv_cache& cache, in
   if (low_rank) project("q_b", {{&weights.q_b, batch.q.data()}}, {batch.latent_q_input.data(), m, rq}, team);
 }
 
-// q_absorbed[i, j] = [UK_j^T q_nope[i, j] ; rotated q_rope[i, j]], then the queries of each row.
+// absorbed[i, j] = [UK_j^T q_nope[i, j] ; rotated q_rope[i, j]], then the queries of each row.
 void forward_pass::absorb_queries(micro_batch_rows& batch, int layer, int first, int count, worker_team& team) const {
   const auto& weights = weights_.layers[static_cast<size_t>(layer)].attention;
   const int h = config_.num_attention_heads;
@@ -164,24 +164,36 @@ void forward_pass::absorb_queries(micro_batch_rows& batch, int layer, int first,
   const int dn = config_.qk_nope_head_dim;
   const int dq = config_.dq();
   const int width = rk + dr;
+  const auto kind = rounds_norms_ ? kernels::element::bf16 : kernels::element::f32;
+  const size_t bytes = rounds_norms_ ? sizeof(uint16_t) : sizeof(float);
+  const auto absorbed = [&](int i, int j) {
+    return batch.absorbed.data() + (product(i, h) + product(j, 1)) * product(width, 1) * bytes;
+  };
   team.parallel("absorb keys", h, [&](int j, worker_memory& memory) {
     std::byte* input = memory.kernel.take(math_.input_bytes(count, dn));
+    std::array<std::byte*, attention_rows> rows;
     for (int i = 0; i < count; ++i) {
       float* q = batch.q.data() + product(first + i, h * dq) + j * dq;
       math_.input_row(q, i, dn, input);
       kernels::rope_rotate(q + dn, batch.cosines.data() + product(first + i, dr / 2),
                            batch.sines.data() + product(first + i, dr / 2), dr);
-      std::memcpy(batch.q_absorbed.data() + product(i, h * width) + j * width + rk, q + dn,
-                  static_cast<size_t>(dr) * sizeof(float));
+      rows[static_cast<size_t>(i)] = absorbed(i, j);
+      std::byte* key = absorbed(i, j) + product(rk, 1) * bytes;
+      if (rounds_norms_)
+        kernels::bf16_round_row(q + dn, reinterpret_cast<uint16_t*>(key), dr);
+      else
+        std::memcpy(key, q + dn, product(dr, 1) * bytes);
     }
-    math_.matmul(weights.uk[static_cast<size_t>(j)], {input, count, dn}, batch.q_absorbed.data() + j * width, h * width,
-                 0, rk);
+    math_.matmul_apart(weights.uk[static_cast<size_t>(j)], {input, count, dn}, kind, rows.data(), 0, rk);
   });
   const auto shape = attention_shape();
   const size_t query_bytes = math_.form_of(shape).query_bytes;
   team.parallel("queries", count, [&](int i, worker_memory&) {
-    math_.mla_query(shape, batch.q_absorbed.data() + product(i, h * width), 0, h,
-                    batch.queries.data() + static_cast<size_t>(i) * query_bytes);
+    std::byte* to = batch.queries.data() + static_cast<size_t>(i) * query_bytes;
+    if (rounds_norms_)
+      math_.mla_query(shape, reinterpret_cast<const uint16_t*>(absorbed(i, 0)), 0, h, to);
+    else
+      math_.mla_query(shape, reinterpret_cast<const float*>(absorbed(i, 0)), 0, h, to);
   });
 }
 

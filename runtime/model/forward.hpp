@@ -73,7 +73,6 @@ class micro_batch_rows {
   float_rows latent_q;        // [R, rq]
   float_rows q;               // [R, heads*dq]
   float_rows kv;              // [R, rk+dr]
-  float_rows q_absorbed;      // [attention_rows, heads, rk+dr]
   float_rows heads_out;       // [attention_rows, heads*dv]
   float_rows cosines, sines;  // [R, dr/2]
   float_rows router;          // [R, experts]
@@ -85,6 +84,7 @@ class micro_batch_rows {
   line_buffer heads_input;     // [R, heads*dv]
   line_buffer mlp_input;       // [R, width of the widest dense or shared MLP]
 
+  line_buffer absorbed;  // [attention_rows, heads, rk+dr] FP32, or BF16 where queries are rounded
   line_buffer queries;   // [attention_rows, query_bytes]
   line_buffer attended;  // [attention_rows, attended_bytes]
   line_buffer partials;  // [spans of divided rows, partial_bytes]
