@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <vector>
@@ -13,7 +14,7 @@ namespace troupe {
 
 namespace {
 
-nlohmann::json bench_config() {
+nlohmann::json bench_config(bench_weights weights) {
   auto config = testing::t1_config();
   config["vocab_size"] = 32768;
   config["hidden_size"] = 1024;
@@ -34,6 +35,9 @@ nlohmann::json bench_config() {
   config["topk_group"] = 1;
   config["rope_scaling"] = nullptr;
   config["max_position_embeddings"] = 32768;
+  if (weights == bench_weights::fp8)
+    config["quantization_config"] = {
+        {"activation_scheme", "dynamic"}, {"fmt", "e4m3"}, {"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
   return config;
 }
 
@@ -93,27 +97,81 @@ void write_tokenizer(const std::filesystem::path& directory) {
       {"eos_token", "<｜end▁of▁sentence｜>"}}.dump(1);
 }
 
+bool is_bias(const std::string& name) { return name.ends_with("e_score_correction_bias"); }
+
+// Whether DeepSeek-V3's FP8 checkpoints store this tensor in FP8.
+bool is_fp8(const testing::named_shape& tensor, bench_weights weights) {
+  return weights == bench_weights::fp8 && tensor.shape.size() == 2 && tensor.name.starts_with("model.layers.") &&
+         !tensor.name.ends_with("mlp.gate.weight");
+}
+
+size_t elements(const testing::named_shape& tensor) {
+  size_t count = 1;
+  for (const int64_t extent : tensor.shape) count *= static_cast<size_t>(extent);
+  return count;
+}
+
+testing::named_shape scales_of(const testing::named_shape& tensor) {
+  return {tensor.name + "_scale_inv", {(tensor.shape[0] + 127) / 128, (tensor.shape[1] + 127) / 128}};
+}
+
+nlohmann::json header_of(const std::vector<testing::named_shape>& tensors, bench_weights weights) {
+  nlohmann::json header;
+  uint64_t offset = 0;
+  const auto add = [&](const testing::named_shape& tensor, const char* dtype, uint64_t element_bytes) {
+    const uint64_t end = offset + elements(tensor) * element_bytes;
+    header[tensor.name] = {{"dtype", dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+    offset = end;
+  };
+  for (const auto& tensor : tensors) {
+    if (is_bias(tensor.name)) {
+      add(tensor, "F32", 4);
+    } else if (is_fp8(tensor, weights)) {
+      add(tensor, "F8_E4M3", 1);
+      add(scales_of(tensor), "F32", 4);
+    } else {
+      add(tensor, "BF16", 2);
+    }
+  }
+  return header;
+}
+
+template <class Value>
+void write_values(std::ofstream& file, const std::vector<Value>& values) {
+  file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(Value)));
+}
+
+// A weight [n, k] of BF16 bits as E4M3 codes and one scale a block of 128 x 128: its largest magnitude becomes 448.
+void write_fp8(std::ofstream& file, const testing::named_shape& tensor, const std::vector<uint16_t>& values) {
+  const auto n = static_cast<size_t>(tensor.shape[0]), k = static_cast<size_t>(tensor.shape[1]);
+  std::vector<uint8_t> codes(n * k);
+  std::vector<float> scales;
+  for (size_t row = 0; row < n; row += 128)
+    for (size_t column = 0; column < k; column += 128) {
+      const size_t rows_end = std::min(row + 128, n), columns_end = std::min(column + 128, k);
+      float most = 0;
+      for (size_t i = row; i < rows_end; ++i)
+        for (size_t j = column; j < columns_end; ++j)
+          most = std::max(most, std::abs(kernels::bf16_widen(values[i * k + j])));
+      const float scale = most > 0 ? most / 448.0F : 1.0F;
+      for (size_t i = row; i < rows_end; ++i)
+        for (size_t j = column; j < columns_end; ++j)
+          codes[i * k + j] = kernels::e4m3_encode(kernels::bf16_widen(values[i * k + j]) / scale);
+      scales.push_back(scale);
+    }
+  write_values(file, codes);
+  write_values(file, scales);
+}
+
 }  // namespace
 
-result<void> write_bench_1b(const std::filesystem::path& directory) {
+result<void> write_bench_1b(const std::filesystem::path& directory, bench_weights weights) {
   std::filesystem::create_directories(directory);
-  const auto config = bench_config();
+  const auto config = bench_config(weights);
   std::ofstream(directory / "config.json") << config.dump(1);
   write_tokenizer(directory);
   const auto tensors = testing::v3_tensors(config);
-  const auto is_bias = [](const std::string& name) { return name.ends_with("e_score_correction_bias"); };
-  nlohmann::json header;
-  uint64_t offset = 0;
-  for (const auto& tensor : tensors) {
-    uint64_t count = 1;
-    for (const int64_t extent : tensor.shape) count *= static_cast<uint64_t>(extent);
-    const uint64_t bytes = count * (is_bias(tensor.name) ? 4 : 2);
-    header[tensor.name] = {{"dtype", is_bias(tensor.name) ? "F32" : "BF16"},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, offset + bytes}}};
-    offset += bytes;
-  }
-  std::string text = header.dump();
+  std::string text = header_of(tensors, weights).dump();
   text.append((8 - text.size() % 8) % 8, ' ');
   const uint64_t length = text.size();
   std::ofstream file(directory / "model.safetensors", std::ios::binary);
@@ -121,21 +179,21 @@ result<void> write_bench_1b(const std::filesystem::path& directory) {
   file.write(text.data(), static_cast<std::streamsize>(text.size()));
   std::vector<uint16_t> values;
   for (const auto& tensor : tensors) {
-    uint64_t count = 1;
-    for (const int64_t extent : tensor.shape) count *= static_cast<uint64_t>(extent);
-    uint64_t state = testing::fnv1a(tensor.name);
-    const float centre = tensor.shape.size() == 1 && !is_bias(tensor.name) ? 1.0F : 0.0F;
     if (is_bias(tensor.name)) {
-      const std::vector<float> bias(count, 0.0F);
-      file.write(reinterpret_cast<const char*>(bias.data()), static_cast<std::streamsize>(count * 4));
+      write_values(file, std::vector<float>(elements(tensor), 0.0F));
       continue;
     }
-    values.resize(count);
+    uint64_t state = testing::fnv1a(tensor.name);
+    const float centre = tensor.shape.size() == 1 ? 1.0F : 0.0F;
+    values.resize(elements(tensor));
     for (auto& value : values) value = kernels::bf16_round(centre + draw(state, spread(tensor)));
-    file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(count * 2));
+    if (is_fp8(tensor, weights))
+      write_fp8(file, tensor, values);
+    else
+      write_values(file, values);
   }
   if (!file.flush())
-    return error{errc::internal, "bench-1b could not be written to " + directory.string() + "; it takes 2.6 GB"};
+    return error{errc::internal, "bench-1b could not be written to " + directory.string() + "; it takes up to 2.6 GB"};
   return {};
 }
 

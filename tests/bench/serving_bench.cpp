@@ -1,7 +1,7 @@
 // Tokens a second of the whole serving path in one process: API server, balancers, shard, expert host,
 // experts and device; everything but HTTP and the network.
 //
-//   bench_serving --model DIR [--make-bench-1b] [--threads N] [--profile P] [--runs N] [--start]
+//   bench_serving --model DIR [--make-bench-1b [--fp8]] [--threads N] [--profile P] [--runs N] [--start]
 //
 // Prints medians with spread of N runs: prefill of 512 and 2,048, decode at batch 1, 8, 32 and 64.
 // With --start: the time from nothing to the first token instead.
@@ -189,12 +189,14 @@ int main(int count, char** arguments) {
   std::string model;
   std::string profile = "auto";
   bool make = false;
+  bool fp8 = false;
   bool start = false;
   uint32_t threads = 2;
   std::string schedule_name = "serial";
   int runs = 5;
   app.add_option("--model", model, "Model directory")->required();
-  app.add_flag("--make-bench-1b", make, "Write bench-1b (2.6 GB) into the model directory first");
+  auto* making = app.add_flag("--make-bench-1b", make, "Write bench-1b (2.6 GB) into the model directory first");
+  app.add_flag("--fp8", fp8, "Write it with FP8 weights (1.3 GB)")->needs(making);
   app.add_flag("--start", start, "Measure the start instead: time to the first token beside reading and copying");
   app.add_option("--profile", profile, "auto, f32 or amx_bf16")->capture_default_str();
   app.add_option("--threads", threads, "Compute threads")->capture_default_str();
@@ -202,7 +204,8 @@ int main(int count, char** arguments) {
   app.add_option("--runs", runs, "Runs; medians are printed")->capture_default_str()->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, count, arguments);
   if (make)
-    if (auto written = troupe::write_bench_1b(model); !written) {
+    if (auto written = troupe::write_bench_1b(model, fp8 ? troupe::bench_weights::fp8 : troupe::bench_weights::bf16);
+        !written) {
       std::fprintf(stderr, "bench_serving: %s\n", written.failure().message.c_str());
       return 1;
     }
