@@ -57,7 +57,7 @@ int run_bench(const bench_options& options) {
   auto loop = plain_loop::load(options.model, *profile, options.threads);
   if (!loop) return report(loop.failure());
   auto& running = **loop;
-  std::printf("%s, %d threads\n", std::string(running.math().description()).c_str(), options.threads);
+  std::printf("%s, compute threads: %d\n", std::string(running.math().description()).c_str(), options.threads);
   running.prefill(16);  // memory that grows with use is there
   if (options.operators)
     print_operators(running, options);

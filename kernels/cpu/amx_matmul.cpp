@@ -74,6 +74,22 @@ void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, 
   }
 }
 
+// Where a BF16 panel begins.
+const uint16_t* panel_of(const amx_product& call, const panel& p) {
+  return reinterpret_cast<const uint16_t*>(call.body) + ptrdiff_t{p.index} * tile_steps(call.k) * 2 * tile_elements;
+}
+
+// Two whole panels of weights of one width, for at most one row tile.
+void bf16_two_panels(const amx_product& call, const uint16_t* first, const uint16_t* second, panel_sums* sums) {
+  accumulate_two_panels(call.x, first, second, tile_steps(call.k));
+  constexpr ptrdiff_t row_bytes = 64;
+  _tile_stored(0, sums[0].tile, row_bytes);
+  _tile_stored(1, sums[0].tile + tile_sums, row_bytes);
+  _tile_stored(2, sums[1].tile, row_bytes);
+  _tile_stored(3, sums[1].tile + tile_sums, row_bytes);
+  finish_stores();
+}
+
 // sums = fma(scale, partial, sums) for one tile.
 [[gnu::always_inline]] inline void add_scaled(const float* partial, float scale, float* sums) {
   const __m512 s = _mm512_set1_ps(scale);
@@ -159,13 +175,24 @@ void multiply(const amx_product& call, Sink sink) {
   if (call.m <= 0) return;
   if (call.m <= few_rows) return multiply_few(call, sink);
   amx_prepare_thread();
-  panel_sums sums;
+  panel_sums sums[2];
+  const bool in_pairs = call.m <= tile_rows && call.storage == weight_storage::bf16;
   for (int column = call.n_begin; column < call.n_end;) {
     const panel p = panel_at(call, column);
+    if (const int next = column + 2 * tile_columns; in_pairs && p.columns == 2 && next < call.n_end) {
+      if (const panel q = panel_at(call, next); q.columns == 2) {
+        bf16_two_panels(call, panel_of(call, p), panel_of(call, q), sums);
+        for (int i = 0; i < 2; ++i)
+          sink(finished_part{column + i * 2 * tile_columns, 2, {0, call.m}},
+               [&](int r, int c) { return sums_of(sums[i], r, c); });
+        column = next + 2 * tile_columns;
+        continue;
+      }
+    }
     for (int first = 0; first < call.m; first += rows_together) {
       const row_range rows{first, call.m - first < rows_together ? call.m - first : rows_together};
-      multiply_panel(call, p, rows, sums);
-      sink(finished_part{p.column(), p.columns, rows}, [&](int r, int c) { return sums_of(sums, r, c); });
+      multiply_panel(call, p, rows, sums[0]);
+      sink(finished_part{p.column(), p.columns, rows}, [&](int r, int c) { return sums_of(sums[0], r, c); });
     }
     column += p.columns * tile_columns;
   }
@@ -284,17 +311,22 @@ void amx_gated_matmul(const amx_product& gate, const amx_product& up, uint16_t* 
   if (gate.m <= 0) return;
   if (gate.m <= few_rows && gate.storage == up.storage) return gated_few(gate, up, out);
   amx_prepare_thread();
-  panel_sums gates, ups;
+  panel_sums sums[2];  // of the gate and of the other
+  const bool in_pairs = gate.m <= tile_rows && gate.storage == weight_storage::bf16 && up.storage == gate.storage;
   for (int column = gate.n_begin; column < gate.n_end; column += 2 * tile_columns) {
     const panel p{column / (2 * tile_columns), 0, 2};  // packed weights end with a whole panel
     for (int first = 0; first < gate.m; first += rows_together) {
       const row_range rows{first, gate.m - first < rows_together ? gate.m - first : rows_together};
-      multiply_panel(gate, p, rows, gates);
-      multiply_panel(up, p, rows, ups);
+      if (in_pairs) {
+        bf16_two_panels(gate, panel_of(gate, p), panel_of(up, p), sums);
+      } else {
+        multiply_panel(gate, p, rows, sums[0]);
+        multiply_panel(up, p, rows, sums[1]);
+      }
       for (int c = 0; c < 2; ++c)
         store_gated(
-            gate.n, column + c * tile_columns, rows, [&](int r) { return sums_of(gates, r, c); },
-            [&](int r) { return sums_of(ups, r, c); }, out);
+            gate.n, column + c * tile_columns, rows, [&](int r) { return sums_of(sums[0], r, c); },
+            [&](int r) { return sums_of(sums[1], r, c); }, out);
     }
   }
 }
