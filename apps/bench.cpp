@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <new>
 
 #include "apps/bench/operators.hpp"
 #include "apps/commands.hpp"
@@ -49,6 +50,14 @@ void print_operators(plain_loop& loop, const bench_options& options) {
           {.batch = batch, .context = options.context});
 }
 
+void print(plain_loop& loop, const bench_options& options) {
+  std::printf("%s, compute threads: %d\n", std::string(loop.math().description()).c_str(), options.threads);
+  if (options.operators)
+    print_operators(loop, options);
+  else
+    print_rates(loop, options);
+}
+
 int run_bench(const bench_options& options) {
   const auto profile =
       options.profile == "auto"
@@ -56,13 +65,11 @@ int run_bench(const bench_options& options) {
           : kernels::profile_from_name(options.profile);
   auto loop = plain_loop::load(options.model, *profile, options.threads);
   if (!loop) return report(loop.failure());
-  auto& running = **loop;
-  std::printf("%s, compute threads: %d\n", std::string(running.math().description()).c_str(), options.threads);
-  running.prefill(16);  // memory that grows with use is there
-  if (options.operators)
-    print_operators(running, options);
-  else
-    print_rates(running, options);
+  try {
+    print(**loop, options);
+  } catch (const std::bad_alloc&) {
+    return report({errc::exhausted, "this machine has not enough memory for such a context in so many sequences"});
+  }
   return 0;
 }
 

@@ -34,10 +34,8 @@ struct operator_shape {
 
 operator_report measure_operators(plain_loop& loop, const operator_shape& shape);
 
-// The share of its limit that an operator reaches: the longer of reading and computing at the peak, over its time.
-double share_of_limit(const operator_figures& figures, double peak_flops);
-
-// Lines that line up, the last for the whole step.
+// Lines that line up, the last for the whole step. `limit`: the longer of reading and computing at the peak, over the
+// operator's time.
 std::string to_table(const operator_report& report);
 
 }  // namespace troupe

@@ -10,10 +10,10 @@ void gathering::arrived(const row_stream& stream, uint32_t layer) {
   last_layer_ = std::max(last_layer_, layer);
   const auto known =
       std::find_if(streams_.begin(), streams_.end(), [&](const known_stream& one) { return one.id == stream; });
-  if (known == streams_.end())
-    streams_.push_back({stream, layer, wait_max});
-  else
+  if (known != streams_.end())
     known->layer = layer;
+  else if (streams_.size() < streams_max)
+    streams_.push_back({stream, layer, wait_max});
 }
 
 // What comes next of a stream is nearer than what it has just been through; layers follow each other in a ring.

@@ -47,6 +47,7 @@ class gathering {
   void waited_in_vain(uint32_t layer, std::span<const row_stream> there);
 
  private:
+  static constexpr size_t streams_max = 4096;  // more are not waited for: numbers that peers send take no memory
   static constexpr uint32_t patience_max = 8 * wait_max;
 
   struct known_stream {

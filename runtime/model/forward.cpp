@@ -163,11 +163,12 @@ void forward_pass::absorb_queries(micro_batch_rows& batch, int layer, int first,
   const int dr = config_.qk_rope_head_dim;
   const int dn = config_.qk_nope_head_dim;
   const int dq = config_.dq();
-  const int width = rk + dr;
   const auto kind = rounds_norms_ ? kernels::element::bf16 : kernels::element::f32;
-  const size_t bytes = rounds_norms_ ? sizeof(uint16_t) : sizeof(float);
+  const size_t element_bytes = rounds_norms_ ? sizeof(uint16_t) : sizeof(float);
+  const size_t latent_bytes = static_cast<size_t>(rk) * element_bytes;
+  const size_t key_bytes = static_cast<size_t>(dr) * element_bytes;
   const auto absorbed = [&](int i, int j) {
-    return batch.absorbed.data() + (product(i, h) + product(j, 1)) * product(width, 1) * bytes;
+    return batch.absorbed.data() + static_cast<size_t>(i * h + j) * (latent_bytes + key_bytes);
   };
   team.parallel("absorb keys", h, [&](int j, worker_memory& memory) {
     std::byte* input = memory.kernel.take(math_.input_bytes(count, dn));
@@ -178,11 +179,11 @@ void forward_pass::absorb_queries(micro_batch_rows& batch, int layer, int first,
       kernels::rope_rotate(q + dn, batch.cosines.data() + product(first + i, dr / 2),
                            batch.sines.data() + product(first + i, dr / 2), dr);
       rows[static_cast<size_t>(i)] = absorbed(i, j);
-      std::byte* key = absorbed(i, j) + product(rk, 1) * bytes;
+      std::byte* key = absorbed(i, j) + latent_bytes;
       if (rounds_norms_)
         kernels::bf16_round_row(q + dn, reinterpret_cast<uint16_t*>(key), dr);
       else
-        std::memcpy(key, q + dn, product(dr, 1) * bytes);
+        std::memcpy(key, q + dn, key_bytes);
     }
     math_.matmul_apart(weights.uk[static_cast<size_t>(j)], {input, count, dn}, kind, rows.data(), 0, rk);
   });

@@ -1,22 +1,6 @@
 #!/usr/bin/env bash
 # `troupe place` as a user runs it: usage: place_command.sh TROUPE
-set -euo pipefail
-
-troupe=$(realpath "$1")
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-
-fail() { printf 'place_command: %s\n' "$*" >&2; exit 1; }
-
-# expect CODE TEXT ARGUMENT...: the exit code, and a text in what is printed.
-expect() {
-  local code=$1 text=$2 got=0
-  shift 2
-  "$troupe" place "$@" > "$scratch/out" 2>&1 || got=$?
-  [[ $got == "$code" ]] || fail "place $* ended with $got, not $code: $(cat "$scratch/out")"
-  grep -qF -- "$text" "$scratch/out" || fail "place $* does not say '$text': $(cat "$scratch/out")"
-}
+source "$(dirname "${BASH_SOURCE[0]}")/command.sh" place "$1"
 
 small=log_normal:layers=3,experts=32,windows=3,rows_per_token=4
 expect 0 'policy' --topology this_machine --load "$small"

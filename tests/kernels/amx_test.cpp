@@ -67,6 +67,26 @@ TEST_CASE("the emulation knows how tiles treat denormals, infinities and cancell
   }
 }
 
+TEST_CASE("few rows of inputs that vanish give the emulation's bits under FP8 weights too") {
+  if (!cpu_features::detect().amx_bf16) {
+    MESSAGE("skipped: this CPU has no AMX");
+    return;
+  }
+  const auto math = compute::make(profile::amx_bf16);
+  const int n = 40, k = 700, rows = 20;
+  const test_weight w = make_weight("vanishing.W", weight_dtype::fp8_e4m3, n, k);
+  const packed_matrix packed = packed_for_tiles(w);
+  for (const float scale : {1e-30F, 1e-36F, 1e-38F}) {
+    auto x = values("vanishing.x", sized(rows * k), 3);
+    for (float& value : x) value *= scale;
+    for (const int m : {1, 2, 3, 4, rows}) {
+      CAPTURE(scale);
+      CAPTURE(m);
+      CHECK(same_bits(product(*math, packed, x, m), emulated(packed, x, m)));
+    }
+  }
+}
+
 TEST_CASE("the emulation alone is right within BF16 rounding on any machine") {
   const int n = 40, k = 200, m = 3;
   for (const weight_dtype dtype : {weight_dtype::bf16, weight_dtype::fp8_e4m3}) {

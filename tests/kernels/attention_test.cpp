@@ -113,6 +113,29 @@ TEST_CASE("the tiles' attention equals the emulation's in every bit") {
     }
 }
 
+TEST_CASE("queries of BF16 values equal those of the same values in FP32") {
+  for (const auto& math : all_profiles())
+    for (const shape& s : shapes) {
+      const mla_shape parameters{s.heads, s.rk, s.dr, 0.21F};
+      const mla_form form = math->form_of(parameters);
+      auto wide = values("queries.q", sized(s.heads * (s.rk + s.dr)), 2);
+      std::vector<uint16_t> narrow(wide.size());
+      bf16_round_row(wide.data(), narrow.data(), static_cast<int>(wide.size()));
+      bf16_widen_row(narrow.data(), wide.data(), static_cast<int>(wide.size()));
+      scratch wide_memory, narrow_memory;
+      std::byte* of_wide = wide_memory.take(form.query_bytes);
+      std::byte* of_narrow = narrow_memory.take(form.query_bytes);
+      for (int head = 0; head < s.heads; head += form.heads_together) {
+        const int end = std::min(head + form.heads_together, s.heads);
+        math->mla_query(parameters, wide.data(), head, end, of_wide);
+        math->mla_query(parameters, narrow.data(), head, end, of_narrow);
+      }
+      CAPTURE(math->description());
+      CAPTURE(s.rk);
+      CHECK(std::memcmp(of_wide, of_narrow, form.query_bytes) == 0);
+    }
+}
+
 TEST_CASE("dividing a row's heads or positions changes nothing") {
   for (const auto& math : all_profiles())
     for (const shape& s : shapes)

@@ -123,10 +123,18 @@ TEST_CASE("rows that pass in several chunks keep their bits") {
     }
 }
 
+// Few rows, a tile of rows, more: each passes over the columns in its own way.
+static std::vector<std::pair<weight_dtype, int>> ranged_products() {
+  std::vector<std::pair<weight_dtype, int>> all;
+  for (const weight_dtype dtype : dtypes)
+    for (const int m : {3, 7, 19}) all.emplace_back(dtype, m);
+  return all;
+}
+
 TEST_CASE("column ranges add up to the whole product and touch nothing else") {
   for (const auto& math : all_profiles())
-    for (const weight_dtype dtype : dtypes) {
-      const int n = 130, k = 200, m = 19;
+    for (const auto& [dtype, m] : ranged_products()) {
+      const int n = 130, k = 200;
       const test_weight w = make_weight("ranges.W", dtype, n, k);
       const packed_matrix packed = math->pack(w.view(), math->preferred_format());
       const auto x = values("ranges.x", sized(m * k));
@@ -197,7 +205,7 @@ product_input input_of(const compute& math, const std::vector<float>& x, int m, 
 TEST_CASE("a gated product equals two products, their activation and the rounding of the next input") {
   for (const auto& math : all_profiles())
     for (const weight_dtype dtype : dtypes)
-      for (const int m : {1, 5, 16, 33, 70, 300}) {
+      for (const int m : {1, 3, 5, 16, 33, 70, 300}) {
         const int n = 130, k = 72;
         const auto gate = math->pack(make_weight("gate.W", dtype, n, k).view(), math->preferred_format());
         const auto up = math->pack(make_weight("up.W", dtype, n, k).view(), math->preferred_format());
@@ -221,8 +229,12 @@ TEST_CASE("a gated product equals two products, their activation and the roundin
 
 TEST_CASE("rows that lie apart hold the product, and values that are not finite are told") {
   for (const auto& math : all_profiles())
-    for (const element kind : {element::f32, element::bf16}) {
-      const int n = 90, k = 40, m = 37;
+    for (const auto& [kind, m] : {std::pair{element::f32, 37},
+                                  {element::bf16, 37},
+                                  {element::bf16, 9},
+                                  {element::f32, 2},
+                                  {element::bf16, 2}}) {
+      const int n = 90, k = 40;
       const auto packed = math->pack(make_weight("apart.W", weight_dtype::bf16, n, k).view(), math->preferred_format());
       auto x = values("apart.x", sized(m * k));
       auto expected = product(*math, packed, x, m);
@@ -239,9 +251,9 @@ TEST_CASE("rows that lie apart hold the product, and values that are not finite 
         const void* wanted = kind == element::bf16 ? static_cast<const void*>(narrow.data()) : expected.data() + i * n;
         CHECK(std::memcmp(out[sized(i)].data(), wanted, out[sized(i)].size()) == 0);
       }
-      x[sized(20 * k + 3)] = std::numeric_limits<float>::quiet_NaN();
+      x[sized((m - 1) * k + 3)] = std::numeric_limits<float>::quiet_NaN();
       CHECK(!math->matmul_apart(packed, input_of(*math, x, m, k, memory), kind, rows.data(), 0, n));
-      x[sized(20 * k + 3)] = std::numeric_limits<float>::infinity();
+      x[sized((m - 1) * k + 3)] = std::numeric_limits<float>::infinity();
       CHECK(!math->matmul_apart(packed, input_of(*math, x, m, k, memory), kind, rows.data(), 0, n));
     }
 }

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <list>
 
 namespace troupe {
@@ -159,6 +160,19 @@ TEST_CASE("a dispatch is launched when the tasks of all its experts have come") 
   CHECK(q.take().empty());
   CHECK(q.queue.push(expert_task{nullptr, &q.works.back(), 0, 1, 0, 1}));
   CHECK(q.take() == nodes{0, 0});
+}
+
+TEST_CASE("a peer that makes up micro-batches takes no more memory than a fixed number of them") {
+  gathering known;
+  known.arrived({1, 1, 0}, 1);
+  for (uint32_t made_up = 0; made_up < 5000; ++made_up) known.arrived({1, 1, made_up}, 0);
+  known.arrived({2, 1, 0}, 0);  // one too many to be remembered
+  const std::array there{row_stream{1, 1, 0}};
+  CHECK(!known.expects_more(1, there));
+  gathering fresh;
+  fresh.arrived({1, 1, 0}, 1);
+  fresh.arrived({2, 1, 0}, 0);
+  CHECK(fresh.expects_more(1, there));
 }
 
 TEST_CASE("a launch has been ready since its newest rows came") {

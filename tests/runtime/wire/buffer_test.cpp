@@ -3,8 +3,14 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "runtime/memory/huge_pages.hpp"
 
 namespace troupe {
 namespace {
@@ -26,6 +32,17 @@ TEST_CASE("a buffer has the size asked for, is aligned, and returns with its las
     CHECK(pool.bytes_in_use() == 1024);
   }
   CHECK(pool.bytes_in_use() == 0);
+}
+
+TEST_CASE("memory begins at a line, from 4 KiB on at a page, from 2 MiB on at a huge page") {
+  for (const auto& [bytes, boundary] :
+       {std::pair<size_t, size_t>{1, 64}, {5000, 4096}, {(size_t{2} << 20) + 1, size_t{2} << 20}}) {
+    void* memory = allocate_on_huge_pages(bytes);
+    CHECK(reinterpret_cast<uintptr_t>(memory) % boundary == 0);
+    std::memset(memory, 1, bytes);
+    std::free(memory);
+  }
+  CHECK_THROWS_AS(allocate_on_huge_pages(SIZE_MAX - 1), std::bad_alloc);
 }
 
 TEST_CASE("a buffer that was given back is used again") {
