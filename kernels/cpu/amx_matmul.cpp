@@ -15,6 +15,8 @@ constexpr ptrdiff_t block_sums = 4 * tile_sums;  // sums of a block: [2 row tile
 
 // Rows that pass together over a panel of weights: their running sums stay in the first-level cache.
 constexpr int rows_together = 128;
+// Steps of a BF16 product after which more than two row tiles take turns.
+constexpr int steps_in_block = 4;
 // A 32-column panel, or one half of it.
 struct panel {
   int index;           // of 32 columns
@@ -44,6 +46,18 @@ const uint16_t* input_tiles(const amx_product& call, int row, int step) {
   return call.x + (ptrdiff_t{row / tile_rows} * tile_steps(call.k) + step) * tile_elements;
 }
 
+// Sums of `Rows` row tiles over the steps of a block, which continue those at `sums` unless the block is the first.
+template <int Rows, int Columns>
+void bf16_block(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps, bool first,
+                const prefetch_plan& ahead, float* sums) {
+  if (first)
+    zero_tiles<Rows, Columns>();
+  else
+    load_tiles<Rows, Columns>(sums);
+  add_products<Rows, Columns>(x, x_stride, w, steps, ahead);
+  store_tiles<Rows, Columns>(sums);
+}
+
 template <int Columns>
 void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, panel_sums& sums) {
   const int steps = tile_steps(call.k);
@@ -51,26 +65,26 @@ void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, 
   const auto* w =
       reinterpret_cast<const uint16_t*>(call.body) + (ptrdiff_t{p.index} * steps * 2 + p.first) * tile_elements;
   const int tiles = rows.tiles();
-  const uint16_t* x = input_tiles(call, rows.first, 0);
-  // Weights come from memory: a few rows fetch a little ahead of themselves; of more rows, the first pass does so and
-  // the others fetch the next panel, so that memory and tiles work at the same time.
-  constexpr ptrdiff_t steps_ahead = 3;
-  const prefetch_plan near{reinterpret_cast<const char*>(w + steps_ahead * 2 * tile_elements), lines_of_step};
-  const int later_passes = (tiles + 1) / 2 - 1;
-  prefetch_plan next{reinterpret_cast<const char*>(w + ptrdiff_t{steps} * 2 * tile_elements), 0};
-  if (later_passes > 0 && rows.first == 0) next.lines = (lines_of_step + later_passes - 1) / later_passes;
-  for (int t = 0; t < tiles; t += 2, x += 2 * row_tile) {
-    float* at = sums.tile + ptrdiff_t{t} * 2 * tile_sums;
-    const bool first = t == 0 && rows.first == 0;
-    const prefetch_plan& ahead = first ? near : next;
-    if (t + 1 < tiles) {
-      accumulate_tiles<2, Columns>(x, row_tile, w, steps, ahead);
-      store_tiles<2, Columns>(at);
-    } else {
-      accumulate_tiles<1, Columns>(x, row_tile, w, steps, ahead);
-      store_tiles<1, Columns>(at);
+  // More rows than tiles hold pass block by block over the inputs, so that a block's weights stay in the first-level
+  // cache from one pass to the next.
+  const int passes = (tiles + 1) / 2;
+  const int block = passes == 1 ? steps : steps_in_block;
+  // Weights come from memory: the passes share in fetching those some steps ahead, unless other rows did.
+  const int steps_ahead = passes == 1 ? 3 : steps_in_block;
+  const int lines = rows.first > 0 ? 0 : (lines_of_step + passes - 1) / passes;
+  for (int step = 0; step < steps; step += block) {
+    const int count = steps - step < block ? steps - step : block;
+    const uint16_t* from = w + ptrdiff_t{step} * 2 * tile_elements;
+    const uint16_t* x = input_tiles(call, rows.first, step);
+    prefetch_plan ahead{reinterpret_cast<const char*>(from + ptrdiff_t{steps_ahead} * 2 * tile_elements), lines};
+    for (int t = 0; t < tiles; t += 2, x += 2 * row_tile) {
+      float* at = sums.tile + ptrdiff_t{t} * 2 * tile_sums;
+      if (t + 1 < tiles)
+        bf16_block<2, Columns>(x, row_tile, from, count, step == 0, ahead, at);
+      else
+        bf16_block<1, Columns>(x, row_tile, from, count, step == 0, ahead, at);
+      ahead.at += ptrdiff_t{lines} * count * line_bytes;
     }
-    if (!first) next.at += ptrdiff_t{next.lines} * steps * line_bytes;
   }
 }
 

@@ -71,6 +71,17 @@ template <int Rows, int Columns>
   }
 }
 
+// Continues the sums that store_tiles left at `sums`.
+template <int Rows, int Columns>
+[[gnu::always_inline]] inline void load_tiles(const float* sums) {
+  constexpr ptrdiff_t row_bytes = 64, tile = tile_rows * tile_columns;
+  finish_stores();
+  _tile_loadd(0, sums, row_bytes);
+  if constexpr (Columns > 1) _tile_loadd(1, sums + tile, row_bytes);
+  if constexpr (Rows > 1) _tile_loadd(2, sums + 2 * tile, row_bytes);
+  if constexpr (Rows > 1 && Columns > 1) _tile_loadd(3, sums + 3 * tile, row_bytes);
+}
+
 // The sums over `steps` from zero.
 template <int Rows, int Columns>
 [[gnu::always_inline]] inline void accumulate_tiles(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps,
