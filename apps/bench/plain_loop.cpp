@@ -158,7 +158,7 @@ void plain_loop::step(const std::vector<int32_t>& sampled) {
 }
 
 void plain_loop::routed_experts(int layer) {
-  const int d = config_.hidden_size, width = config_.moe_intermediate_size;
+  const int d = config_.hidden_size;
   const size_t element_bytes = bf16_ ? 2 : 4;
   const int k = config_.num_experts_per_tok;
   outputs_.resize(static_cast<size_t>(rows_->count() * k) * static_cast<size_t>(d) * element_bytes);
@@ -174,48 +174,24 @@ void plain_loop::routed_experts(int layer) {
     rows_->expert_outputs[static_cast<size_t>(i)] = out;
   }
   used_.clear();
+  experts_used_.clear();
   auto& uses = uses_[static_cast<size_t>(layer)];
   uses.clear();
   for (int e = 0; e < config_.n_routed_experts; ++e) {
-    auto& batch = batches_[static_cast<size_t>(e)];
+    const auto& batch = batches_[static_cast<size_t>(e)];
     if (batch.pairs.empty()) continue;
+    const int expert = layer * config_.n_routed_experts + e;
     const int m = static_cast<int>(batch.pairs.size());
-    batch.expert = layer * config_.n_routed_experts + e;
-    batch.input.resize(math_->input_bytes(m, d));
-    batch.hidden.resize(math_->input_bytes(m, width));
-    used_.push_back(&batch);
-    uses.push_back({batch.expert, m});
+    used_.push_back({experts_[static_cast<size_t>(expert)].get(), m, batch.outputs.data(),
+                     bf16_ ? kernels::element::bf16 : kernels::element::f32});
+    experts_used_.push_back(e);
+    uses.push_back({expert, m});
   }
-  const int parts = team_.size() == 1 ? 1 : std::clamp(32 / static_cast<int>(used_.size()), 1, std::max(1, width / 64));
-  const int items = static_cast<int>(used_.size());
-  team_.parallel("expert inputs", items, [&](int i, worker_memory&) {
-    auto& batch = *used_[static_cast<size_t>(i)];
-    for (size_t row = 0; row < batch.pairs.size(); ++row)
-      math_->input_row(rows_->normed.data() + batch.pairs[row] * d, static_cast<int>(row), d, batch.input.data());
-  });
-  // Ranges begin at multiples of 32 columns.
-  const auto range = [&](int columns, int part, auto body) {
-    const int blocks = (columns + 31) / 32;
-    const int begin = blocks * part / parts * 32, end = std::min(columns, blocks * (part + 1) / parts * 32);
-    if (begin < end) body(begin, end);
+  const auto load = [&](int i, int row, int columns, std::byte* input, worker_memory&) {
+    const auto& batch = batches_[static_cast<size_t>(experts_used_[static_cast<size_t>(i)])];
+    math_->input_row(rows_->normed.data() + batch.pairs[static_cast<size_t>(row)] * columns, row, columns, input);
   };
-  team_.parallel("expert gate, up", items * parts, [&](int i, worker_memory&) {
-    auto& batch = *used_[static_cast<size_t>(i / parts)];
-    const auto& weights = *experts_[static_cast<size_t>(batch.expert)];
-    const int m = static_cast<int>(batch.pairs.size());
-    range(width, i % parts, [&](int begin, int end) {
-      math_->gated_matmul(weights.gate, weights.up, {batch.input.data(), m, d}, batch.hidden.data(), begin, end);
-    });
-  });
-  team_.parallel("expert down", items * parts, [&](int i, worker_memory&) {
-    auto& batch = *used_[static_cast<size_t>(i / parts)];
-    const auto& weights = *experts_[static_cast<size_t>(batch.expert)];
-    const int m = static_cast<int>(batch.pairs.size());
-    range(d, i % parts, [&](int begin, int end) {
-      math_->matmul_apart(weights.down, {batch.hidden.data(), m, width},
-                          bf16_ ? kernels::element::bf16 : kernels::element::f32, batch.outputs.data(), begin, end);
-    });
-  });
+  products_.run(*math_, used_, load, [](int, int, int) {}, team_);
 }
 
 void plain_loop::add_attention(int layer, std::vector<section_work>& works) const {
@@ -264,17 +240,26 @@ std::vector<section_work> plain_loop::last_step() const {
       continue;
     }
     works.push_back(product_work("router", m, {&weights.router}));
-    section_work gates{"expert gate, up", {}, 0}, downs{"expert down", {}, 0};
+    section_work gates{"expert gate, up", {}, 0}, downs{"expert down", {}, 0}, both{"experts", {}, 0};
     for (const auto& use : uses_[static_cast<size_t>(layer)]) {
       const auto& expert = *experts_[static_cast<size_t>(use.expert)];
-      for (const auto* weight : {&expert.gate, &expert.up}) gates.reads.push_back(bytes_of(*weight));
-      downs.reads.push_back(bytes_of(expert.down));
+      for (const auto* weight : {&expert.gate, &expert.up, &expert.down}) {
+        (weight == &expert.down ? downs : gates).reads.push_back(bytes_of(*weight));
+        both.reads.push_back(bytes_of(*weight));
+      }
       const double one = 2.0 * use.rows * expert.down.n() * expert.down.k();
       gates.flops += 2 * one;
       downs.flops += one;
+      both.flops += 3 * one;
     }
-    works.push_back(std::move(gates));
-    works.push_back(std::move(downs));
+    // They are computed together or one after the other (`expert_products`).
+    const bool together = products_.computes_whole(uses_[static_cast<size_t>(layer)].size(), config_.moe_intermediate_size, team_.size());
+    if (together) {
+      works.push_back(std::move(both));
+    } else {
+      works.push_back(std::move(gates));
+      works.push_back(std::move(downs));
+    }
     works.push_back(product_work("shared gate, up", m, {&weights.shared.gate, &weights.shared.up}));
     works.push_back(product_work("shared down", m, {&weights.shared.down}));
   }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device/expert_products.hpp"
 #include "runtime/model/forward.hpp"
 #include "runtime/model/kv_cache.hpp"
 #include "runtime/model/weights.hpp"
@@ -49,10 +50,8 @@ class plain_loop {
  private:
   // An expert's rows in a layer.
   struct expert_rows {
-    int expert = 0;  // layer * experts + expert
     std::vector<int> pairs;
     std::vector<std::byte*> outputs;
-    line_buffer input, hidden;
   };
 
   plain_loop(kernels::profile profile, int threads);
@@ -77,7 +76,9 @@ class plain_loop {
   int prompt_end_ = 0;
   std::unique_ptr<micro_batch_rows> rows_;
   std::vector<expert_rows> batches_;  // [experts]
-  std::vector<expert_rows*> used_;
+  std::vector<expert_batch> used_;    // those with rows
+  std::vector<int> experts_used_;     // and their numbers within the layer
+  expert_products products_;
   std::vector<std::byte> outputs_;
   struct expert_use {
     int expert;

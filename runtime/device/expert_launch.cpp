@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "runtime/device/device.hpp"
+#include "runtime/device/expert_products.hpp"
 #include "runtime/error.hpp"
 #include "runtime/model/weights.hpp"
 
@@ -10,25 +11,14 @@ namespace troupe {
 
 namespace {
 
-// The rows of one expert within a launch: tasks [first_task, last_task) of the group.
-struct expert_rows {
-  size_t first_task = 0;
-  size_t last_task = 0;
-  int first_row = 0;  // of all rows of the launch
-  int rows = 0;
-  size_t input_at = 0;   // in launch_memory::inputs, in bytes
-  size_t hidden_at = 0;  // in launch_memory::hiddens
-};
-
 // A device's working memory, kept between launches so that a steady state allocates nothing.
 struct launch_memory {
-  std::vector<expert_rows> experts;
+  std::vector<expert_batch> experts;
+  std::vector<int> first_rows;        // [experts] of all rows of the launch
   std::vector<dispatch_work*> works;  // [rows]
   std::vector<uint32_t> pairs;        // [rows] pair of the work
   std::vector<std::byte*> outputs;    // [rows]
-  kernels::scratch input_space, hidden_space;
-  std::byte* inputs = nullptr;   // each expert's rows as a product's input
-  std::byte* hiddens = nullptr;  // and what lies between its two halves
+  expert_products products;
 };
 
 // Makes a dispatched row row `at` of a product's input.
@@ -65,9 +55,10 @@ kernels::element output_kind(const dispatch_work& work) {
 }
 
 // Marks the works among an expert's rows whose outputs hold NaN or infinity in columns [begin, end).
-void mark_bad_rows(launch_memory& space, const expert_rows& expert, int begin, int end) {
-  for (int i = expert.first_row; i < expert.first_row + expert.rows; ++i) {
-    const auto at = static_cast<size_t>(i);
+void mark_bad_rows(launch_memory& space, int expert, int begin, int end) {
+  const auto index = static_cast<size_t>(expert);
+  for (int row = 0; row < space.experts[index].rows; ++row) {
+    const auto at = static_cast<size_t>(space.first_rows[index] + row);
     const bool bf16 = output_kind(*space.works[at]) == kernels::element::bf16;
     bool finite = true;
     for (int j = begin; j < end; ++j)
@@ -77,21 +68,20 @@ void mark_bad_rows(launch_memory& space, const expert_rows& expert, int begin, i
   }
 }
 
-size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // Lists the launch's experts and their rows.
-void lay_out(const kernels::compute& math, const std::vector<expert_task>& group, launch_memory& space) {
+void lay_out(const std::vector<expert_task>& group, launch_memory& space) {
   space.experts.clear();
+  space.first_rows.clear();
   space.works.clear();
   space.pairs.clear();
   space.outputs.clear();
   for (size_t i = 0; i < group.size(); ++i) {
     const auto& task = group[i];
-    if (space.experts.empty() || group[space.experts.back().first_task].expert != task.expert)
-      space.experts.push_back({i, i, static_cast<int>(space.works.size()), 0, 0, 0});
-    auto& expert = space.experts.back();
-    expert.last_task = i + 1;
-    expert.rows += static_cast<int>(task.end - task.begin);
+    if (i == 0 || group[i - 1].expert != task.expert) {
+      space.first_rows.push_back(static_cast<int>(space.works.size()));
+      space.experts.push_back({task.weights, 0, nullptr, output_kind(*task.work)});
+    }
+    space.experts.back().rows += static_cast<int>(task.end - task.begin);
     const auto& answer = task.work->answer.header;
     const size_t row_bytes = size_t{answer.hidden} * (answer.dtype == wire_dtype::f32 ? 4 : 2);
     for (uint32_t at = task.begin; at < task.end; ++at) {
@@ -101,37 +91,8 @@ void lay_out(const kernels::compute& math, const std::vector<expert_task>& group
       space.outputs.push_back(rows(task.work->answer) + size_t{pair} * row_bytes);
     }
   }
-  size_t input_bytes = 0, hidden_bytes = 0;
-  for (auto& expert : space.experts) {
-    const auto& weights = *group[expert.first_task].weights;
-    expert.input_at = input_bytes;
-    expert.hidden_at = hidden_bytes;
-    input_bytes += whole_lines(math.input_bytes(expert.rows, weights.gate.k()));
-    hidden_bytes += whole_lines(math.input_bytes(expert.rows, weights.gate.n()));
-  }
-  space.inputs = space.input_space.take(input_bytes);
-  space.hiddens = space.hidden_space.take(hidden_bytes);
-}
-
-// Into how many column ranges each expert's products are cut, so that the threads end together.
-int parts_of(size_t experts, int columns, int threads) {
-  if (threads == 1) return 1;
-  constexpr int items_a_thread = 16, grain = 64;
-  const int wanted = static_cast<int>((static_cast<size_t>(threads) * items_a_thread + experts - 1) / experts);
-  return std::clamp(wanted, 1, std::max(1, columns / grain));
-}
-
-// Calls body(expert, begin, end) for each expert and each of `parts` ranges of its columns, on the team.
-template <class Body>
-void for_column_ranges(const char* section, const launch_memory& space, int columns, int parts, worker_team& team,
-                       Body body) {
-  constexpr int grain = 32;
-  const int blocks = (columns + grain - 1) / grain;
-  team.parallel(section, static_cast<int>(space.experts.size()) * parts, [&](int i, worker_memory&) {
-    const int part = i % parts;
-    const int begin = blocks * part / parts * grain, end = std::min(columns, blocks * (part + 1) / parts * grain);
-    if (begin < end) body(space.experts[static_cast<size_t>(i / parts)], begin, end);
-  });
+  for (size_t i = 0; i < space.experts.size(); ++i)
+    space.experts[i].outputs = space.outputs.data() + space.first_rows[i];
 }
 
 }  // namespace
@@ -139,44 +100,15 @@ void for_column_ranges(const char* section, const launch_memory& space, int colu
 uint32_t run_expert_group(const kernels::compute& math, std::vector<expert_task>& group, worker_team& team) {
   thread_local launch_memory kept;  // one device runs on one thread
   auto& space = kept;               // helpers must see the leader's, not their own thread's
-  lay_out(math, group, space);
-  const auto& experts = space.experts;
-  // A few rows are copied sooner than a helper wakes.
-  constexpr size_t few_rows = 32;
-  const auto load = [&](int i, worker_memory& memory) {
-    const auto& expert = experts[static_cast<size_t>(i)];
-    for (int row = 0; row < expert.rows; ++row) {
-      const auto at = static_cast<size_t>(expert.first_row + row);
-      const auto& work = *space.works[at];
-      load_row(math, work, troupe::pairs(work.request)[space.pairs[at]].row, row, space.inputs + expert.input_at,
-               memory);
-    }
+  lay_out(group, space);
+  const auto load = [&](int expert, int row, int, std::byte* input, worker_memory& memory) {
+    const auto at = static_cast<size_t>(space.first_rows[static_cast<size_t>(expert)] + row);
+    const auto& work = *space.works[at];
+    load_row(math, work, troupe::pairs(work.request)[space.pairs[at]].row, row, input, memory);
   };
-  if (space.works.size() <= few_rows)
-    team.alone("expert inputs", static_cast<int>(experts.size()), load);
-  else
-    team.parallel("expert inputs", static_cast<int>(experts.size()), load);
-  const auto weights_of = [&](const expert_rows& expert) -> const expert_weights& {
-    return *group[expert.first_task].weights;
-  };
-  const int width = weights_of(experts.front()).gate.n();
-  const int hidden = weights_of(experts.front()).down.n();
-  for_column_ranges("expert gate, up", space, width, parts_of(experts.size(), width, team.size()), team,
-                    [&](const expert_rows& expert, int begin, int end) {
-                      const auto& weights = weights_of(expert);
-                      math.gated_matmul(weights.gate, weights.up,
-                                        {space.inputs + expert.input_at, expert.rows, weights.gate.k()},
-                                        space.hiddens + expert.hidden_at, begin, end);
-                    });
-  for_column_ranges("expert down", space, hidden, parts_of(experts.size(), hidden, team.size()), team,
-                    [&](const expert_rows& expert, int begin, int end) {
-                      const auto& weights = weights_of(expert);
-                      const auto kind = output_kind(*space.works[static_cast<size_t>(expert.first_row)]);
-                      if (!math.matmul_apart(weights.down, {space.hiddens + expert.hidden_at, expert.rows, width}, kind,
-                                             space.outputs.data() + expert.first_row, begin, end))
-                        mark_bad_rows(space, expert, begin, end);
-                    });
-  return static_cast<uint32_t>(experts.size());
+  const auto bad = [&](int expert, int begin, int end) { mark_bad_rows(space, expert, begin, end); };
+  space.products.run(math, space.experts, load, bad, team);
+  return static_cast<uint32_t>(space.experts.size());
 }
 
 stage_label label_of(const std::vector<expert_task>& group) {

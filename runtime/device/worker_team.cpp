@@ -36,6 +36,7 @@ bool wait_briefly(Condition done) {
 
 worker_team::worker_team(int threads, std::span<const int> cpus) : memory_(static_cast<size_t>(threads)) {
   TROUPE_CHECK(threads >= 1, "a worker team needs at least one thread");
+  shares_ = std::make_unique<share[]>(memory_.size());
   helpers_.reserve(static_cast<size_t>(threads - 1));
   for (int member = 1; member < threads; ++member)
     helpers_.emplace_back([this, member, own = std::vector<int>(cpus.begin(), cpus.end())] {
@@ -75,8 +76,11 @@ void worker_team::parallel(const char* section, int count, function_ref<void(int
     return;
   }
   item_ = &item;
-  count_ = count;
-  next_item_.store(0, std::memory_order_relaxed);
+  for (int member = 0; member < size(); ++member) {
+    auto& mine = shares_[static_cast<size_t>(member)];
+    mine.next.store(static_cast<int>(int64_t{count} * member / size()), std::memory_order_relaxed);
+    mine.end = static_cast<int>(int64_t{count} * (member + 1) / size());
+  }
   working_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
   begin_round();
   work(0);
@@ -100,10 +104,10 @@ void worker_team::help(int member) {
 }
 
 void worker_team::work(int member) {
-  for (;;) {
-    const int i = next_item_.fetch_add(1, std::memory_order_relaxed);
-    if (i >= count_) return;
-    (*item_)(i, memory_[static_cast<size_t>(member)]);
+  auto& memory = memory_[static_cast<size_t>(member)];
+  for (int turn = 0; turn < size(); ++turn) {
+    auto& from = shares_[static_cast<size_t>((member + turn) % size())];
+    for (int i; (i = from.next.fetch_add(1, std::memory_order_relaxed)) < from.end;) (*item_)(i, memory);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -65,7 +66,9 @@ class worker_team {
 
   int size() const { return static_cast<int>(memory_.size()); }
 
-  // Runs `item(i, memory)` for every i in [0, count). Called by the leader only, never nested.
+  // Runs `item(i, memory)` for every i in [0, count). Each member begins with its own share of consecutive items, the
+  // same of the same count each time, so that what it left in its caches is there again; who is done takes from the
+  // others' shares. Called by the leader only, never nested.
   void parallel(const char* section, int count, function_ref<void(int, worker_memory&)> item);
   // The same on the leader alone, for work that is done sooner than a helper would begin.
   void alone(const char* section, int count, function_ref<void(int, worker_memory&)> item);
@@ -74,6 +77,12 @@ class worker_team {
   void listen(section_listener* listener) { listener_ = listener; }
 
  private:
+  // A member's items that nobody has taken yet.
+  struct alignas(64) share {
+    std::atomic<int> next{0};
+    int end = 0;
+  };
+
   void run_alone(int count, function_ref<void(int, worker_memory&)> item);
   void begin_round();
   void help(int member);
@@ -85,9 +94,8 @@ class worker_team {
   std::condition_variable start_;
   std::atomic<uint64_t> round_{0};
   std::atomic<int> asleep_{0};  // helpers that wait at `start_`
-  std::atomic<int> next_item_{0};
+  std::unique_ptr<share[]> shares_;  // [members]
   std::atomic<int> working_{0};
-  int count_ = 0;
   const function_ref<void(int, worker_memory&)>* item_ = nullptr;
   std::atomic<bool> stopping_{false};
   section_listener* listener_ = nullptr;

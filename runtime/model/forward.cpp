@@ -21,6 +21,24 @@ int columns_of_item(int columns, int threads) {
   return std::max(grain, wanted / grain * grain);
 }
 
+// Rows that one item of a product computes where there are so many that its weights are better read by each thread than
+// its rows moved between the threads' caches; 0: too few, the product is shared out by columns.
+int rows_of_item(int rows, int threads) {
+  constexpr int least = 64, most = 128;  // most: what passes together over a panel of weights
+  if (rows < least * threads) return 0;
+  const int items = (rows + most * threads - 1) / (most * threads) * threads;
+  constexpr int grain = 32;  // a pass of tiles
+  return (rows + items * grain - 1) / (items * grain) * grain;
+}
+
+// Calls body(first, count) for each range of `rows_each` rows, on the team.
+template <class Body>
+void for_row_ranges(const char* section, int rows, int rows_each, worker_team& team, Body body) {
+  team.parallel(section, (rows + rows_each - 1) / rows_each, [&](int i, worker_memory&) {
+    body(i * rows_each, std::min(rows_each, rows - i * rows_each));
+  });
+}
+
 int widest_mlp(const model_config& config) {
   return std::max(config.first_k_dense_replace > 0 || config.n_routed_experts == 0 ? config.intermediate_size : 0,
                   config.shared_intermediate_size());
@@ -77,6 +95,16 @@ kernels::mla_shape forward_pass::attention_shape() const {
 
 void forward_pass::project(const char* section, std::initializer_list<projection> parts,
                            const kernels::product_input& x, worker_team& team) const {
+  if (const int rows = rows_of_item(x.m, team.size()); rows > 0) {
+    for_row_ranges(section, x.m, rows, team, [&](int first, int count) {
+      const kernels::product_input some{x.data + math_.input_bytes(first, x.k), count, x.k};
+      for (const auto& part : parts) {
+        const int n = part.weight->n();
+        math_.matmul(*part.weight, some, part.y + product(first, n), n, 0, n);
+      }
+    });
+    return;
+  }
   int all_columns = 0;
   for (const auto& part : parts) all_columns += part.weight->n();
   const int columns = columns_of_item(all_columns, team.size());
@@ -337,6 +365,15 @@ void forward_pass::mlp(const mlp_weights& weights, micro_batch_rows& batch, floa
   const int width = weights.gate.n();
   const int columns = columns_of_item(width, team.size());
   const kernels::product_input normed{batch.normed_input.data(), m, config_.hidden_size};
+  if (const int rows = rows_of_item(m, team.size()); rows > 0) {
+    for_row_ranges(gate_section, m, rows, team, [&](int first, int count) {
+      math_.gated_matmul(weights.gate, weights.up,
+                         {normed.data + math_.input_bytes(first, normed.k), count, normed.k},
+                         batch.mlp_input.data() + math_.input_bytes(first, width), 0, width);
+    });
+    project(down_section, {{&weights.down, out}}, {batch.mlp_input.data(), m, width}, team);
+    return;
+  }
   team.parallel(gate_section, (width + columns - 1) / columns, [&](int i, worker_memory&) {
     math_.gated_matmul(weights.gate, weights.up, normed, batch.mlp_input.data(), i * columns,
                        std::min(width, (i + 1) * columns));
