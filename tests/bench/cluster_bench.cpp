@@ -18,6 +18,7 @@
 #include <sstream>
 
 #include "runtime/accounting/run_bound.hpp"
+#include "tests/bench/estimate.hpp"
 #include "tests/live/served_cluster.hpp"
 
 namespace troupe {
@@ -59,16 +60,6 @@ double run(const testing::served_cluster& cluster, const load& what, int salt) {
       std::exit(1);
     }
   return what.tokens() / seconds;
-}
-
-// Mean and half the width of its 95 % confidence interval (normal approximation).
-std::pair<double, double> mean_of(const std::vector<double>& values) {
-  double sum = 0, squares = 0;
-  for (const double value : values) sum += value;
-  const double mean = sum / static_cast<double>(values.size());
-  for (const double value : values) squares += (value - mean) * (value - mean);
-  const double n = static_cast<double>(values.size());
-  return {mean, n > 1 ? 1.96 * std::sqrt(squares / (n - 1) / n) : 0};
 }
 
 std::unique_ptr<testing::served_cluster> start(uint32_t nodes, const std::string& lines,

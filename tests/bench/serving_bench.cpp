@@ -1,9 +1,10 @@
 // Tokens a second of the whole serving path in one process: API server, balancers, shard, expert host,
 // experts and device; everything but HTTP and the network.
 //
-//   bench_serving --model DIR [--make-bench-1b [--fp8]] [--threads N] [--profile P] [--runs N] [--start]
+//   bench_serving --model DIR [--make-bench-1b [--fp8]] [--threads N] [--profile P] [--runs N] [--loop] [--start]
 //
 // Prints medians with spread of N runs: prefill of 512 and 2,048, decode at batch 1, 8, 32 and 64.
+// With --loop: beside the same kernels in a plain loop, in turns, and the ratio.
 // With --start: the time from nothing to the first token instead.
 #include <CLI/CLI.hpp>
 #include <spdlog/spdlog.h>
@@ -12,11 +13,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
-#include <map>
+#include <memory>
 #include <mutex>
 
+#include "apps/bench/plain_loop.hpp"
 #include "apps/cluster/head.hpp"
 #include "tests/bench/bench_1b.hpp"
+#include "tests/bench/estimate.hpp"
 #include "tests/bench/start_bench.hpp"
 
 namespace troupe {
@@ -145,8 +148,38 @@ head_config configure(const std::string& model, uint32_t threads, const std::str
   return config;
 }
 
-int bench(head_config config, int runs) {
+// The rates of one kind of work, run by run.
+struct rates {
+  std::string name;
+  std::vector<double> served;
+  std::vector<double> looped;  // in the plain loop; empty without --loop
+};
+
+void print(std::vector<rates>& all) {
+  std::printf("%-18s %12s %12s %12s", "tokens/s", "median", "least", "most");
+  std::printf(all.front().looped.empty() ? "\n" : " %12s %22s\n", "plain loop", "ratio (95 % interval)");
+  for (auto& one : all) {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < one.looped.size(); ++i) ratios.push_back(one.served[i] / one.looped[i]);
+    std::sort(one.served.begin(), one.served.end());
+    std::printf("%-18s %12.1f %12.1f %12.1f", one.name.c_str(), one.served[one.served.size() / 2], one.served.front(),
+                one.served.back());
+    if (!ratios.empty()) {
+      std::sort(one.looped.begin(), one.looped.end());
+      const auto [mean, half] = mean_of(ratios);
+      std::printf(" %12.1f %15.3f +- %.3f", one.looped[one.looped.size() / 2], mean, half);
+    }
+    std::printf("\n");
+  }
+}
+
+int bench(head_config config, int runs, bool beside_loop) {
   const auto begin = bench_clock::now();
+  const std::string model = config.settings.model;
+  const int threads = static_cast<int>(config.settings.threads_per_node);
+  const auto profile = config.choose_profile
+                           ? kernels::cpu_features::detect().amx_bf16 ? kernels::profile::amx_bf16 : kernels::profile::f32
+                           : config.settings.profile;
   auto front = head::start(std::move(config), {});
   if (!front) {
     std::fprintf(stderr, "bench_serving: %s\n", front.failure().message.c_str());
@@ -154,29 +187,41 @@ int bench(head_config config, int runs) {
   }
   while (!(*front)->serving()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   std::printf("ready after %.2f s, %s\n", seconds_since(begin), (*front)->board().nodes.front().device.c_str());
-  std::map<std::string, std::vector<double>> figures;
-  constexpr uint32_t prompts[] = {512, 2048};
-  constexpr uint32_t batches[] = {1, 8, 32, 64};
-  std::vector<std::string> names;
-  const auto note = [&](const std::string& name, double rate) {
-    if (figures.find(name) == figures.end()) names.push_back(name);
-    figures[name].push_back(rate);
+  std::unique_ptr<plain_loop> loop;
+  if (beside_loop) {
+    auto loaded = plain_loop::load(model, profile, threads);
+    if (!loaded) {
+      std::fprintf(stderr, "bench_serving: %s\n", loaded.failure().message.c_str());
+      return 1;
+    }
+    loop = std::move(*loaded);
+  }
+  std::vector<rates> all;
+  // Whoever goes first in one run goes second in the next.
+  const auto measure = [&](const std::string& name, bool loop_first, auto serve, auto in_loop) {
+    auto found = std::find_if(all.begin(), all.end(), [&](const rates& one) { return one.name == name; });
+    if (found == all.end()) found = all.insert(all.end(), {name, {}, {}});
+    if (loop != nullptr && loop_first) found->looped.push_back(in_loop());
+    found->served.push_back(serve());
+    if (loop != nullptr && !loop_first) found->looped.push_back(in_loop());
   };
+  constexpr int prompt_tokens = 16, decoded_tokens = 48;
   measure_prefill(**front, 64, 99);
   for (int run = 0; run < runs; ++run) {
     const auto salt = static_cast<uint32_t>(run);
-    for (const uint32_t tokens : prompts)
-      if (static_cast<int64_t>(tokens) < (*front)->model()->max_position_embeddings)
-        note("prefill " + std::to_string(tokens), measure_prefill(**front, tokens, salt));
-    for (const uint32_t batch : batches)
-      note("decode batch " + std::to_string(batch), measure_decode(**front, batch, 48, salt));
+    for (const int tokens : {512, 2048})
+      if (tokens < (*front)->model()->max_position_embeddings)
+        measure(
+            "prefill " + std::to_string(tokens), run % 2 == 1,
+            [&] { return measure_prefill(**front, static_cast<uint32_t>(tokens), salt); },
+            [&] { return tokens / loop->prefill(tokens); });
+    for (const int batch : {1, 8, 32, 64})
+      measure(
+          "decode batch " + std::to_string(batch), run % 2 == 1,
+          [&] { return measure_decode(**front, static_cast<uint32_t>(batch), decoded_tokens, salt); },
+          [&] { return batch * decoded_tokens / loop->decode(batch, prompt_tokens, decoded_tokens); });
   }
-  std::printf("%-18s %12s %12s %12s\n", "tokens/s", "median", "least", "most");
-  for (const auto& name : names) {
-    auto& values = figures[name];
-    std::sort(values.begin(), values.end());
-    std::printf("%-18s %12.1f %12.1f %12.1f\n", name.c_str(), values[values.size() / 2], values.front(), values.back());
-  }
+  print(all);
   return 0;
 }
 
@@ -191,6 +236,7 @@ int main(int count, char** arguments) {
   bool make = false;
   bool fp8 = false;
   bool start = false;
+  bool loop = false;
   uint32_t threads = 2;
   std::string schedule_name = "serial";
   int runs = 5;
@@ -198,6 +244,7 @@ int main(int count, char** arguments) {
   auto* making = app.add_flag("--make-bench-1b", make, "Write bench-1b (2.6 GB) into the model directory first");
   app.add_flag("--fp8", fp8, "Write it with FP8 weights (1.3 GB)")->needs(making);
   app.add_flag("--start", start, "Measure the start instead: time to the first token beside reading and copying");
+  app.add_flag("--loop", loop, "Run the same kernels in a plain loop in turns, and print the ratio");
   app.add_option("--profile", profile, "auto, f32 or amx_bf16")->capture_default_str();
   app.add_option("--threads", threads, "Compute threads")->capture_default_str();
   app.add_option("--schedule", schedule_name, "A shipped schedule's name, or a YAML file")->capture_default_str();
@@ -215,5 +262,5 @@ int main(int count, char** arguments) {
     return 2;
   }
   auto config = troupe::configure(model, threads, profile, *cut);
-  return start ? troupe::bench_start(config, runs) : troupe::bench(std::move(config), runs);
+  return start ? troupe::bench_start(config, runs) : troupe::bench(std::move(config), runs, loop);
 }
