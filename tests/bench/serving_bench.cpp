@@ -173,7 +173,14 @@ void print(std::vector<rates>& all) {
   }
 }
 
-int bench(head_config config, int runs, bool beside_loop) {
+struct bench_options {
+  std::vector<int> prompts{512, 2048};
+  std::vector<int> batches{1, 8, 32, 64};
+  int runs = 5;
+  bool loop = false;
+};
+
+int bench(head_config config, const bench_options& options) {
   const auto begin = bench_clock::now();
   const std::string model = config.settings.model;
   const int threads = static_cast<int>(config.settings.threads_per_node);
@@ -188,7 +195,7 @@ int bench(head_config config, int runs, bool beside_loop) {
   while (!(*front)->serving()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   std::printf("ready after %.2f s, %s\n", seconds_since(begin), (*front)->board().nodes.front().device.c_str());
   std::unique_ptr<plain_loop> loop;
-  if (beside_loop) {
+  if (options.loop) {
     auto loaded = plain_loop::load(model, profile, threads);
     if (!loaded) {
       std::fprintf(stderr, "bench_serving: %s\n", loaded.failure().message.c_str());
@@ -207,15 +214,15 @@ int bench(head_config config, int runs, bool beside_loop) {
   };
   constexpr int prompt_tokens = 16, decoded_tokens = 48;
   measure_prefill(**front, 64, 99);
-  for (int run = 0; run < runs; ++run) {
+  for (int run = 0; run < options.runs; ++run) {
     const auto salt = static_cast<uint32_t>(run);
-    for (const int tokens : {512, 2048})
+    for (const int tokens : options.prompts)
       if (tokens < (*front)->model()->max_position_embeddings)
         measure(
             "prefill " + std::to_string(tokens), run % 2 == 1,
             [&] { return measure_prefill(**front, static_cast<uint32_t>(tokens), salt); },
             [&] { return tokens / loop->prefill(tokens); });
-    for (const int batch : {1, 8, 32, 64})
+    for (const int batch : options.batches)
       measure(
           "decode batch " + std::to_string(batch), run % 2 == 1,
           [&] { return measure_decode(**front, static_cast<uint32_t>(batch), decoded_tokens, salt); },
@@ -236,19 +243,26 @@ int main(int count, char** arguments) {
   bool make = false;
   bool fp8 = false;
   bool start = false;
-  bool loop = false;
   uint32_t threads = 2;
   std::string schedule_name = "serial";
-  int runs = 5;
+  troupe::bench_options options;
   app.add_option("--model", model, "Model directory")->required();
   auto* making = app.add_flag("--make-bench-1b", make, "Write bench-1b (2.6 GB) into the model directory first");
   app.add_flag("--fp8", fp8, "Write it with FP8 weights (1.3 GB)")->needs(making);
   app.add_flag("--start", start, "Measure the start instead: time to the first token beside reading and copying");
-  app.add_flag("--loop", loop, "Run the same kernels in a plain loop in turns, and print the ratio");
+  app.add_flag("--loop", options.loop, "Run the same kernels in a plain loop in turns, and print the ratio");
   app.add_option("--profile", profile, "auto, f32 or amx_bf16")->capture_default_str();
   app.add_option("--threads", threads, "Compute threads")->capture_default_str();
   app.add_option("--schedule", schedule_name, "A shipped schedule's name, or a YAML file")->capture_default_str();
-  app.add_option("--runs", runs, "Runs; medians are printed")->capture_default_str()->check(CLI::Range(1, 1000));
+  app.add_option("--prompts", options.prompts, "Lengths of prompts")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--batches", options.batches, "Streams that decode together")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(1, 512));
+  app.add_option("--runs", options.runs, "Runs; medians are printed")->capture_default_str()->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, count, arguments);
   if (make)
     if (auto written = troupe::write_bench_1b(model, fp8 ? troupe::bench_weights::fp8 : troupe::bench_weights::bf16);
@@ -262,5 +276,5 @@ int main(int count, char** arguments) {
     return 2;
   }
   auto config = troupe::configure(model, threads, profile, *cut);
-  return start ? troupe::bench_start(config, runs) : troupe::bench(std::move(config), runs, loop);
+  return start ? troupe::bench_start(config, options.runs) : troupe::bench(std::move(config), options);
 }
