@@ -55,12 +55,11 @@ attention_shard_actor::behavior_type attention_shard_state::start(
     co_activation_.emplace(moe_layers, static_cast<uint32_t>(config.n_routed_experts));
   }
   const uint16_t node = environment_.self.node.value;
-  environment_.data_plane->attach(
-      environment_.self.slot,
-      deliver_to(caf::actor_cast<caf::actor>(address), node, *environment_.data_plane,
-                 [node, compute = environment_.compute](const micro_batch& message) {
-                   compute->account().delivered(message, node);
-                 }));
+  environment_.data_plane->attach(environment_.self.slot,
+                                  deliver_to(caf::actor_cast<caf::actor>(address), node, *environment_.data_plane,
+                                             [node, compute = environment_.compute](const micro_batch& message) {
+                                               compute->account().delivered(message, node);
+                                             }));
   self->delayed_send(self, tick_period, tick{});
   return {
       [this](const start_sequence& message) { on_start(message); },

@@ -33,11 +33,10 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
   environment_.experts.clear();
   // The answer to a raw pointer in flight is a handle that keeps this actor alive.
   const uint16_t node = environment_.node.value;
-  environment_.data_plane->attach(
-      slot, deliver_to(address_, node, *environment_.data_plane,
-                       [node, compute = environment_.compute](const micro_batch& message) {
-                         compute->account().delivered(message, node);
-                       }));
+  environment_.data_plane->attach(slot, deliver_to(address_, node, *environment_.data_plane,
+                                                   [node, compute = environment_.compute](const micro_batch& message) {
+                                                     compute->account().delivered(message, node);
+                                                   }));
   self->delayed_send(self, tick_period, tick{});
   return {
       [this](const micro_batch& message) { on_dispatch(message); },
