@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "actors/prompt_delivery.hpp"
+
 namespace troupe {
 
 namespace {
@@ -52,11 +54,12 @@ attention_shard_actor::behavior_type attention_shard_state::start(
     for (int layer = 0; layer < config.num_hidden_layers; ++layer) moe_layers.push_back(config.is_moe(layer));
     co_activation_.emplace(moe_layers, static_cast<uint32_t>(config.n_routed_experts));
   }
-  environment_.data_plane->attach(environment_.self.slot, [address, compute = environment_.compute,
-                                                           node = environment_.self.node.value](micro_batch message) {
-    compute->account().delivered(message, node);
-    caf::anon_send(address, std::move(message));
-  });
+  const uint16_t node = environment_.self.node.value;
+  environment_.data_plane->attach(environment_.self.slot,
+                                  deliver_to(caf::actor_cast<caf::actor>(address), node, *environment_.data_plane,
+                                             [node, compute = environment_.compute](const micro_batch& message) {
+                                               compute->account().delivered(message, node);
+                                             }));
   self->delayed_send(self, tick_period, tick{});
   return {
       [this](const start_sequence& message) { on_start(message); },

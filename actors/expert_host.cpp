@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "actors/prompt_delivery.hpp"
+
 namespace troupe {
 
 namespace {
@@ -30,11 +32,11 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
   for (auto& hosted : environment_.experts) host(hosted.layer, hosted.expert, std::move(hosted.weights));
   environment_.experts.clear();
   // The answer to a raw pointer in flight is a handle that keeps this actor alive.
-  environment_.data_plane->attach(
-      slot, [address = address_, compute = environment_.compute, node = environment_.node.value](micro_batch message) {
-        compute->account().delivered(message, node);
-        caf::anon_send(address, std::move(message));
-      });
+  const uint16_t node = environment_.node.value;
+  environment_.data_plane->attach(slot, deliver_to(address_, node, *environment_.data_plane,
+                                                   [node, compute = environment_.compute](const micro_batch& message) {
+                                                     compute->account().delivered(message, node);
+                                                   }));
   self->delayed_send(self, tick_period, tick{});
   return {
       [this](const micro_batch& message) { on_dispatch(message); },

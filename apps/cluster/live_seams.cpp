@@ -115,6 +115,8 @@ void live_seams::close() {
   timeline_.reset();
   if (wire_)
     for (uint16_t slot = 0; slot < slots_max; ++slot) wire_->detach(slot);
+  // An actor may be running on the wire's thread still.
+  if (ucx_ != nullptr) ucx_->settle();
 }
 
 result<std::shared_ptr<const model_config>> live_seams::read_config(const serving_settings& settings) {

@@ -58,6 +58,8 @@ class shaped_wire final : public wire {
   // is dropped and counted.
   result<void> send(endpoint to, micro_batch message) override;
 
+  bool runs_receivers() const override { return inner_->runs_receivers(); }
+
   // The inner wire's, plus what is on the way (bytes in flight) and was dropped here.
   wire_statistics statistics() const override;
   uint64_t transfer_ns(uint16_t from, uint16_t to, uint64_t bytes) const override {

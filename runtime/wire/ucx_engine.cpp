@@ -33,7 +33,7 @@ result<void> ucx_wire::engine::start() {
 void ucx_wire::engine::post(command what) {
   {
     const std::lock_guard lock(commands_mutex_);
-    commands_.push_back(what);
+    commands_.push_back(std::move(what));
   }
   has_commands_.store(true);
   worker_->wake();
@@ -45,15 +45,23 @@ void ucx_wire::engine::connect(uint16_t node, uint32_t incarnation, const socket
   const uint64_t wanted = ucx_peer::admission_of(incarnation);
   uint64_t admitted = peer.admission.load();
   while (admitted < wanted && !peer.admission.compare_exchange_weak(admitted, wanted)) {}
-  post({command::verb::connect, node, incarnation, address});
+  post({command::verb::connect, node, incarnation, address, nullptr});
 }
 
-void ucx_wire::engine::disconnect(uint16_t node) { post({command::verb::disconnect, node, 0, {}}); }
+void ucx_wire::engine::disconnect(uint16_t node) { post({command::verb::disconnect, node, 0, {}, nullptr}); }
 
-void ucx_wire::engine::cut(uint16_t node) { post({command::verb::cut, node, 0, {}}); }
+void ucx_wire::engine::cut(uint16_t node) { post({command::verb::cut, node, 0, {}, nullptr}); }
 
 void ucx_wire::engine::refuse(uint16_t node, uint32_t incarnation) {
-  post({command::verb::refuse, node, incarnation, {}});
+  post({command::verb::refuse, node, incarnation, {}, nullptr});
+}
+
+void ucx_wire::engine::settle() {
+  if (std::this_thread::get_id() == thread_.get_id()) return;
+  auto settled = std::make_shared<std::promise<void>>();
+  auto outcome = settled->get_future();
+  post({command::verb::settle, 0, 0, {}, std::move(settled)});
+  outcome.wait();
 }
 
 result<void> ucx_wire::engine::send(endpoint to, micro_batch&& message) {
@@ -208,6 +216,8 @@ bool ucx_wire::engine::obey_commands() {
       case command::verb::disconnect: links_->disconnect(one.node, "this node disconnected it"); break;
       case command::verb::cut: links_->cut(one.node); break;
       case command::verb::refuse: links_->refuse(one.node, one.incarnation); break;
+      // Commands are obeyed between deliveries.
+      case command::verb::settle: one.settled->set_value(); break;
     }
   }
   return !taken.empty();

@@ -43,15 +43,17 @@ class ucx_wire::engine {
   void disconnect(uint16_t node);
   void cut(uint16_t node);
   void refuse(uint16_t node, uint32_t incarnation);
+  void settle();
   result<void> send(endpoint to, micro_batch&& message);
   result<void> deliver_here(endpoint to, micro_batch&& message);
 
  private:
   struct command {
-    enum class verb : uint8_t { connect, disconnect, cut, refuse } what{};
+    enum class verb : uint8_t { connect, disconnect, cut, refuse, settle } what{};
     uint16_t node = 0;
     uint32_t incarnation = 0;
     socket_address address;
+    std::shared_ptr<std::promise<void>> settled;
   };
 
   void post(command what);

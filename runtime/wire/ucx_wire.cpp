@@ -39,6 +39,8 @@ void ucx_wire::attach(uint16_t slot, receiver to) { engine_->slots().attach(slot
 
 void ucx_wire::detach(uint16_t slot) { engine_->slots().detach(slot); }
 
+void ucx_wire::settle() { engine_->settle(); }
+
 result<void> ucx_wire::send(endpoint to, micro_batch message) {
   const auto& options = engine_->options();
   auto& header = message.header;

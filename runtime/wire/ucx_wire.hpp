@@ -2,7 +2,7 @@
 //
 // Owned by its node. One progress thread ("troupe-wire") owns all of UCX, delivers to the receivers and
 // calls `on_peer`; every method may be called from any thread, that one included, and none blocks but
-// the destructor. UCX takes some settings from the starting environment only: start the process with
+// the destructor and `settle`. UCX takes some settings from the starting environment only: start the process with
 // UCX_ERROR_SIGNALS= (empty) and UCX_WARN_UNUSED_ENV_VARS=n. Child processes must exec at once.
 //
 // Traffic is plaintext and unauthenticated; it belongs on a private network.
@@ -56,6 +56,12 @@ class ucx_wire final : public wire {
 
   void attach(uint16_t slot, receiver to) override;
   void detach(uint16_t slot) override;
+
+  // Returns when no receiver that was detached before is being called. Waits for the progress thread, except on
+  // that thread itself.
+  void settle();
+
+  bool runs_receivers() const override { return true; }
 
   // To this node itself: delivered at once on the calling thread, without a copy.
   // Fails: exhausted (the class's bytes or messages in flight to that peer are at their maximum),

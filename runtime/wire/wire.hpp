@@ -2,8 +2,9 @@
 //
 // `send` never blocks and may be called from any thread; it takes a reference to the payload and
 // holds it until the transport has completed. Delivery calls the receiver attached to the addressed
-// slot, on a thread of the wire's own choosing; a receiver only puts the message into a mailbox. A
-// message to a peer that is gone is dropped silently: senders design for silence (deadlines, retries).
+// slot, on a thread of the wire's own choosing; a receiver only puts the message into a mailbox, or where
+// `runs_receivers` says so lets the actor handle it at once. A message to a peer that is gone is dropped
+// silently: senders design for silence (deadlines, retries).
 //
 // Implementations: `local` (one process: moves a pointer), `ucx` (between processes and hosts),
 // `modelled` (virtual time, with latency, bandwidth and queueing per link), `shaped` (in front of
@@ -56,6 +57,10 @@ class wire {
   virtual result<void> send(endpoint to, micro_batch message) = 0;
 
   virtual wire_statistics statistics() const = 0;
+
+  // Whether receivers are called, with messages of other nodes, by a thread of this wire alone, with no lock
+  // held and never inside each other: then a receiver may run a short handler itself.
+  virtual bool runs_receivers() const { return false; }
 
   // What a message of so many bytes takes between two nodes when nothing else is on the link, ns; 0 when
   // that is not known, or nothing. Pure.

@@ -1,10 +1,11 @@
 // The hop as the serving path makes it: from an actor to an actor of another process, and back.
 //
-// A receiver only puts the message into the actor's mailbox; the actor runs on CAF's worker.
+// Delivered as on the serving path too: see `prompt_delivery`.
 #pragma once
 
 #include <caf/all.hpp>
 
+#include "actors/prompt_delivery.hpp"
 #include "tests/bench/wire_bench_parts.hpp"
 
 CAF_BEGIN_TYPE_ID_BLOCK(wire_bench, caf::first_custom_type_id)
@@ -31,8 +32,8 @@ class actors {
   std::unique_ptr<caf::actor_system> system_;
 };
 
-inline void deliver_to(ucx_wire& wire, uint16_t slot, const caf::actor& to) {
-  wire.attach(slot, [to](micro_batch message) { caf::anon_send(to, std::move(message)); });
+inline void attach_actor(ucx_wire& wire, uint16_t own_node, const caf::actor& to) {
+  wire.attach(0, deliver_to(to, own_node, wire, [](const micro_batch&) {}));
 }
 
 inline void serve_actor(const std::string& transports, bool checksum) {
@@ -42,7 +43,7 @@ inline void serve_actor(const std::string& transports, bool checksum) {
   const auto echo = [own](caf::event_based_actor*, ucx_wire* wire) -> caf::behavior {
     return {[own, wire](const micro_batch& message) { (void)wire->send(sender_of(message), own->of(message)); }};
   };
-  deliver_to(*node, 0, here.system().spawn(echo, node.get()));
+  attach_actor(*node, 2, here.system().spawn(echo, node.get()));
   announce_and_wait(node->listen_address());
 }
 
@@ -81,7 +82,7 @@ inline double time_actor(actors& here, ucx_wire& wire, buffer_pool& pool, uint64
   rounds.times.reserve(wanted * 2);
   const caf::actor actor =
       here.system().spawn(measuring_actor, &wire, &rounds, dispatch_of(pool, bytes), wanted + wanted / 10);
-  deliver_to(wire, 0, actor);
+  attach_actor(wire, 1, actor);
   caf::anon_send(actor, caf::unit);
   {
     std::unique_lock lock(rounds.mutex);

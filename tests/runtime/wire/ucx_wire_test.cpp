@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <future>
 #include <random>
 #include <thread>
 #include <vector>
@@ -264,6 +265,27 @@ TEST_CASE("a message to a slot without a receiver is dropped and counted") {
   REQUIRE(pair.one->send({2, 77, 22}, patterned(pair.pool, 10, 1)));
   CHECK(eventually([&] { return pair.two->counters().unaddressed == 1; }));
   CHECK(eventually([&] { return pair.pool.bytes_in_use() == 0; }));
+}
+
+TEST_CASE("settling waits for a delivery that had begun, and for none on the progress thread") {
+  pair_of_wires pair;
+  std::promise<void> begun;
+  std::atomic<bool> settling{false};
+  std::atomic<bool> over{false};
+  pair.two->attach(5, [&](const micro_batch&) {
+    pair.two->settle();
+    begun.set_value();
+    while (!settling) std::this_thread::yield();
+    std::this_thread::sleep_for(20ms);  // in which a `settle` that does not wait would return
+    over = true;
+  });
+  pair.connect();
+  REQUIRE(pair.one->send(pair.at_two, patterned(pair.pool, 100, 1)));
+  begun.get_future().wait();
+  pair.two->detach(5);
+  settling = true;
+  pair.two->settle();
+  CHECK(over);
 }
 
 TEST_CASE("many threads may send at once") {

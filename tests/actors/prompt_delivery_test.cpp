@@ -1,0 +1,135 @@
+// Which thread handles what a wire delivers to an actor.
+#include "actors/prompt_delivery.hpp"
+
+#include <doctest/doctest.h>
+
+#include <future>
+#include <thread>
+#include <vector>
+
+#include "actors/messages.hpp"
+#include "apps/cluster/head.hpp"
+
+namespace troupe {
+namespace {
+
+constexpr uint16_t own_node = 1;
+constexpr uint16_t other_node = 2;
+
+// Of which only one answer matters.
+class silent_wire final : public wire {
+ public:
+  explicit silent_wire(bool runs) : runs_(runs) {}
+  void attach(uint16_t, receiver) override {}
+  void detach(uint16_t) override {}
+  result<void> send(endpoint, micro_batch) override { return {}; }
+  wire_statistics statistics() const override { return {}; }
+  bool runs_receivers() const override { return runs_; }
+
+ private:
+  bool runs_;
+};
+
+micro_batch message_of(uint16_t node, uint64_t step = 0) {
+  micro_batch message;
+  message.header.source_node = node;
+  message.header.step = step;
+  return message;
+}
+
+struct fixture {
+  std::unique_ptr<caf::actor_system_config> config = make_system_config(false);
+  caf::actor_system system{*config};
+  silent_wire runs{true};
+  silent_wire waits{false};
+  const std::thread::id here = std::this_thread::get_id();
+
+  // Idle from the start: it begins with its first message.
+  template <class Handler>
+  caf::actor idle_actor(Handler handler) {
+    return system.spawn<caf::lazy_init>([handler](caf::event_based_actor* self) -> caf::behavior {
+      return {[handler, self](const micro_batch& message) { handler(self, message); }};
+    });
+  }
+
+  // The threads on which an actor handles a message from each of these nodes, one after the other.
+  std::vector<std::thread::id> threads_of(const wire& from, const std::vector<uint16_t>& nodes) {
+    std::vector<std::thread::id> out;
+    std::promise<std::thread::id> handled;
+    const auto actor = idle_actor(
+        [&handled](caf::event_based_actor*, const micro_batch&) { handled.set_value(std::this_thread::get_id()); });
+    const auto receive = deliver_to(actor, own_node, from, [](const micro_batch&) {});
+    for (const uint16_t node : nodes) {
+      handled = {};
+      receive(message_of(node));
+      out.push_back(handled.get_future().get());
+    }
+    return out;
+  }
+};
+
+TEST_CASE_FIXTURE(fixture, "an idle actor handles another node's messages on the thread that delivers") {
+  CHECK(threads_of(runs, {other_node, other_node, other_node}) == std::vector(3, here));
+}
+
+TEST_CASE_FIXTURE(fixture, "a message of the node itself is handled by the scheduler") {
+  CHECK(threads_of(runs, {own_node})[0] != here);
+}
+
+TEST_CASE_FIXTURE(fixture, "a wire that delivers on its callers' threads leaves everything to the scheduler") {
+  CHECK(threads_of(waits, {other_node})[0] != here);
+}
+
+TEST_CASE_FIXTURE(fixture, "an actor that runs already takes a delivered message after what it does") {
+  std::promise<void> begun;
+  std::promise<void> delivered;
+  std::vector<std::pair<uint64_t, std::thread::id>> handled;
+  const auto actor = idle_actor([&](caf::event_based_actor* self, const micro_batch& message) {
+    if (message.header.step == 1) {
+      begun.set_value();
+      delivered.get_future().wait();
+    } else {
+      self->quit();
+    }
+    handled.emplace_back(message.header.step, std::this_thread::get_id());
+  });
+  caf::anon_send(actor, message_of(other_node, 1));
+  begun.get_future().wait();
+  deliver_to(actor, own_node, runs, [](const micro_batch&) {})(message_of(other_node, 2));
+  delivered.set_value();
+  caf::scoped_actor waiter(system);
+  waiter->wait_for(actor);
+  REQUIRE(handled.size() == 2);
+  CHECK(handled[0].first == 1);
+  CHECK(handled[1].first == 2);
+  CHECK(handled[1].second != here);
+}
+
+TEST_CASE_FIXTURE(fixture, "after one message an actor goes on on the scheduler, and what it wakes runs there") {
+  std::promise<std::thread::id> woken;
+  std::promise<std::thread::id> second;
+  const auto other =
+      idle_actor([&](caf::event_based_actor*, const micro_batch&) { woken.set_value(std::this_thread::get_id()); });
+  const auto actor = idle_actor([&](caf::event_based_actor* self, const micro_batch& message) {
+    if (message.header.step == 2) return second.set_value(std::this_thread::get_id());
+    self->send(other, message_of(own_node));
+    self->send(self, message_of(own_node, 2));
+  });
+  deliver_to(actor, own_node, runs, [](const micro_batch&) {})(message_of(other_node, 1));
+  CHECK(woken.get_future().get() != here);
+  CHECK(second.get_future().get() != here);
+}
+
+TEST_CASE_FIXTURE(fixture, "an actor may end on the thread that delivers, and later messages are lost") {
+  int handled = 0;
+  const auto actor = idle_actor([&](caf::event_based_actor* self, const micro_batch&) {
+    ++handled;
+    self->quit();
+  });
+  const auto receive = deliver_to(actor, own_node, runs, [](const micro_batch&) {});
+  for (int i = 0; i < 3; ++i) receive(message_of(other_node));
+  CHECK(handled == 1);
+}
+
+}  // namespace
+}  // namespace troupe
