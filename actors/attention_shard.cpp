@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "actors/prompt_delivery.hpp"
+#include "actors/actor_runner.hpp"
 
 namespace troupe {
 
@@ -44,7 +44,7 @@ attention_shard_actor::behavior_type attention_shard_state::start(
     steps_.push_back(std::make_unique<shard_step>(*forward_, *cache_, static_cast<int>(settings.rows_max),
                                                   environment_.self.slot, i, environment_.compute,
                                                   [address, i](stage_kind kind) {
-                                                    caf::anon_send(address, stage_done{i, kind});
+                                                    post(address, stage_done{i, kind});
                                                   }));
   follows_.resize(steps_max);
   held_back_.resize(steps_max);

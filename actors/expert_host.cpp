@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "actors/prompt_delivery.hpp"
+#include "actors/actor_runner.hpp"
 
 namespace troupe {
 
@@ -65,7 +65,7 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
   };
 }
 
-void expert_host_state::completed(dispatch_work& work) { caf::anon_send(address_, dispatch_done{&work}); }
+void expert_host_state::completed(dispatch_work& work) { post(address_, dispatch_done{&work}); }
 
 void expert_host_state::on_dispatch(const micro_batch& message) {
   if (message.header.kind == message_kind::bulk) return on_bulk(message);
@@ -154,7 +154,7 @@ bool expert_host_state::begin(const micro_batch& message) {
   const uint32_t source = *source_of(header);
   for (size_t e = 0; e < counts_.size(); ++e) {
     if (counts_[e] == begin) continue;
-    caf::anon_send(experts_[base + e], expert_rows{shared, begin, counts_[e]});
+    post(experts_[base + e], expert_rows{shared, begin, counts_[e]});
     rows_by_source_[base + e][source] += counts_[e] - begin;
     begin = counts_[e];
   }

@@ -104,6 +104,7 @@ class node_process {
     const auto parts = std::make_shared<live_seams>(std::move(seams));
     const auto config = make_system_config(true);
     caf::actor_system system(*config);
+    parts->serve(system);
     auto coordinator = reach_coordinator(system, *address, options_.patience_s);
     if (!coordinator) return coordinator.failure();
     node_environment environment = describe_process(options_.node);

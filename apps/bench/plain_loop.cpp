@@ -191,7 +191,8 @@ void plain_loop::routed_experts(int layer) {
     const auto& batch = batches_[static_cast<size_t>(experts_used_[static_cast<size_t>(i)])];
     math_->input_row(rows_->normed.data() + batch.pairs[static_cast<size_t>(row)] * columns, row, columns, input);
   };
-  products_.run(*math_, used_, load, [](int, int, int) {}, team_);
+  products_.run(
+      *math_, used_, load, [](int, int, int) {}, team_);
 }
 
 void plain_loop::add_attention(int layer, std::vector<section_work>& works) const {
@@ -253,7 +254,8 @@ std::vector<section_work> plain_loop::last_step() const {
       both.flops += 3 * one;
     }
     // They are computed together or one after the other (`expert_products`).
-    const bool together = products_.computes_whole(uses_[static_cast<size_t>(layer)].size(), config_.moe_intermediate_size, team_.size());
+    const bool together =
+        products_.computes_whole(uses_[static_cast<size_t>(layer)].size(), config_.moe_intermediate_size, team_.size());
     if (together) {
       works.push_back(std::move(both));
     } else {

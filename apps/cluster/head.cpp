@@ -119,6 +119,7 @@ void head::spawn_node() {
   seams.on_ended = callbacks_.on_ended;
   seams.trace = config_.trace;
   seams_.push_back(std::make_shared<live_seams>(std::move(seams)));
+  seams_.back()->serve(*system_);
   node_environment environment = describe_process(0);
   environment.coordinator = caf::actor_cast<caf::strong_actor_ptr>(front_.coordinator);
   environment.seams = seams_.back();

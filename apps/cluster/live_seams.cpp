@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <random>
 
+#include "actors/actor_runner.hpp"
 #include "apps/cluster/load_meter.hpp"
 #include "runtime/device/cpu_set.hpp"
 #include "runtime/memory/huge_pages.hpp"
@@ -125,6 +126,15 @@ result<std::shared_ptr<const model_config>> live_seams::read_config(const servin
   return std::shared_ptr<const model_config>(std::make_shared<model_config>(*std::move(config)));
 }
 
+// Actors run on the device's thread where it has nothing else to do, or nobody else has a CPU for them.
+completion_runner live_seams::run_completions(bool no_other_cpu) const {
+  constexpr int handlers_most = 1024;
+  return [no_other_cpu, runner = std::make_shared<actor_runner>(*system_, handlers_most)](function_ref<void()> complete,
+                                                                                          function_ref<bool()> idle) {
+    runner->run(complete, [&] { return no_other_cpu || idle(); });
+  };
+}
+
 result<void> live_seams::open(node_id node, incarnation_id incarnation, const serving_settings& settings,
                               const model_config& config) {
   const std::lock_guard lock(mutex_);
@@ -139,8 +149,9 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   dispatch_pool_ = std::make_shared<buffer_pool>(memory.dispatch_bytes);
   combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
   bulk_pool_ = std::make_shared<buffer_pool>(bulk_pool_bytes);
-  device_ = std::make_shared<cpu_device>(kernels::compute::make(settings.profile),
-                                         static_cast<int>(settings.threads_per_node), settings.schedule.ranks, cpus_);
+  device_ = std::make_shared<cpu_device>(
+      kernels::compute::make(settings.profile), static_cast<int>(settings.threads_per_node), settings.schedule.ranks,
+      cpus_, run_completions(compute_takes_all(allowed, settings.nodes, settings.threads_per_node)));
   if (!options_.trace.empty()) {
     auto opened = timeline::open(options_.trace, node.value, true);
     if (!opened) return opened.failure();

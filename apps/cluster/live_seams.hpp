@@ -26,6 +26,9 @@ class live_seams final : public node_seams {
   explicit live_seams(live_seams_options options) : options_(std::move(options)) {}
   ~live_seams() override;
 
+  // The node's actors are of this system, which may end after `close`. Call before the node's actor begins.
+  void serve(caf::actor_system& system) { system_ = &system; }
+
   // Stops the device and detaches the actors; no completion or delivery follows, and a node that is only
   // joining gets no device any more. Then the actors may end. Any thread.
   void close();
@@ -51,9 +54,11 @@ class live_seams final : public node_seams {
   void ended(const error& reason, node_end how) override;
 
  private:
+  completion_runner run_completions(bool no_other_cpu) const;
   void cut_connections(const std::stop_token& stop, uint32_t period_ms, uint16_t node, uint32_t nodes);
 
   live_seams_options options_;
+  caf::actor_system* system_ = nullptr;
   std::mutex mutex_;  // of what `open` and `load` (an actor's thread) set and `close` reads
   bool closed_ = false;
   std::string who_;        // "node 3", for lines a person reads

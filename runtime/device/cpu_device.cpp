@@ -19,8 +19,13 @@ uint64_t now_ns() {
 }  // namespace
 
 cpu_device::cpu_device(std::unique_ptr<kernels::compute> math, int threads, const stage_ranks& ranks,
-                       std::vector<int> cpus)
-    : math_(std::move(math)), threads_(threads), cpus_(std::move(cpus)), queue_(ranks), leader_([this] { lead(); }) {
+                       std::vector<int> cpus, completion_runner runner)
+    : math_(std::move(math)),
+      threads_(threads),
+      cpus_(std::move(cpus)),
+      runner_(std::move(runner)),
+      queue_(ranks),
+      leader_([this] { lead(); }) {
   pthread_setname_np(leader_.native_handle(), "troupe-device");
 }
 
@@ -110,11 +115,22 @@ void cpu_device::lead() {
       for (const auto& task : group) statistics_.expert_rows += task.end - task.begin;
     }
     account_.ran(label, when);
-    if (stage != nullptr)
-      stage->completed(when);
+    const auto complete = [&] {
+      if (stage != nullptr)
+        stage->completed(when);
+      else
+        complete_expert_group(group, when);
+    };
+    if (runner_)
+      runner_(complete, [this] { return idle(); });
     else
-      complete_expert_group(group, when);
+      complete();
   }
+}
+
+bool cpu_device::idle() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty();
 }
 
 }  // namespace troupe

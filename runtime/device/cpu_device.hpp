@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -10,11 +11,15 @@
 
 namespace troupe {
 
+// Calls `complete`, on the device's thread, and may then run what that sets in motion there: `idle` says whether the
+// device has nothing else to do.
+using completion_runner = std::function<void(function_ref<void()> complete, function_ref<bool()> idle)>;
+
 class cpu_device final : public device {
  public:
   // `threads` compute threads in all, the leader included; thread i stays on cpus[i] if there is such an entry.
   cpu_device(std::unique_ptr<kernels::compute> math, int threads, const stage_ranks& ranks = default_ranks,
-             std::vector<int> cpus = {});
+             std::vector<int> cpus = {}, completion_runner runner = {});
   ~cpu_device() override;
 
   void submit(stage_task& task) override;
@@ -27,12 +32,14 @@ class cpu_device final : public device {
 
  private:
   void lead();
+  bool idle() const;
   stage_task* wait_for_task(std::vector<expert_task>& group);
   void note_pass(uint64_t launch_ns, uint32_t experts);
 
   std::unique_ptr<kernels::compute> math_;
   const int threads_;
   const std::vector<int> cpus_;
+  const completion_runner runner_;
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   device_queue queue_;

@@ -93,7 +93,7 @@ class worker_team {
   std::mutex mutex_;
   std::condition_variable start_;
   std::atomic<uint64_t> round_{0};
-  std::atomic<int> asleep_{0};  // helpers that wait at `start_`
+  std::atomic<int> asleep_{0};       // helpers that wait at `start_`
   std::unique_ptr<share[]> shares_;  // [members]
   std::atomic<int> working_{0};
   const function_ref<void(int, worker_memory&)>* item_ = nullptr;

@@ -34,9 +34,8 @@ int rows_of_item(int rows, int threads) {
 // Calls body(first, count) for each range of `rows_each` rows, on the team.
 template <class Body>
 void for_row_ranges(const char* section, int rows, int rows_each, worker_team& team, Body body) {
-  team.parallel(section, (rows + rows_each - 1) / rows_each, [&](int i, worker_memory&) {
-    body(i * rows_each, std::min(rows_each, rows - i * rows_each));
-  });
+  team.parallel(section, (rows + rows_each - 1) / rows_each,
+                [&](int i, worker_memory&) { body(i * rows_each, std::min(rows_each, rows - i * rows_each)); });
 }
 
 int widest_mlp(const model_config& config) {
@@ -367,8 +366,7 @@ void forward_pass::mlp(const mlp_weights& weights, micro_batch_rows& batch, floa
   const kernels::product_input normed{batch.normed_input.data(), m, config_.hidden_size};
   if (const int rows = rows_of_item(m, team.size()); rows > 0) {
     for_row_ranges(gate_section, m, rows, team, [&](int first, int count) {
-      math_.gated_matmul(weights.gate, weights.up,
-                         {normed.data + math_.input_bytes(first, normed.k), count, normed.k},
+      math_.gated_matmul(weights.gate, weights.up, {normed.data + math_.input_bytes(first, normed.k), count, normed.k},
                          batch.mlp_input.data() + math_.input_bytes(first, width), 0, width);
     });
     project(down_section, {{&weights.down, out}}, {batch.mlp_input.data(), m, width}, team);

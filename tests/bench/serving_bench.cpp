@@ -184,9 +184,9 @@ int bench(head_config config, const bench_options& options) {
   const auto begin = bench_clock::now();
   const std::string model = config.settings.model;
   const int threads = static_cast<int>(config.settings.threads_per_node);
-  const auto profile = config.choose_profile
-                           ? kernels::cpu_features::detect().amx_bf16 ? kernels::profile::amx_bf16 : kernels::profile::f32
-                           : config.settings.profile;
+  const auto profile = config.choose_profile ? kernels::cpu_features::detect().amx_bf16 ? kernels::profile::amx_bf16
+                                                                                        : kernels::profile::f32
+                                             : config.settings.profile;
   auto front = head::start(std::move(config), {});
   if (!front) {
     std::fprintf(stderr, "bench_serving: %s\n", front.failure().message.c_str());
@@ -262,7 +262,9 @@ int main(int count, char** arguments) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(1, 512));
-  app.add_option("--runs", options.runs, "Runs; medians are printed")->capture_default_str()->check(CLI::Range(1, 1000));
+  app.add_option("--runs", options.runs, "Runs; medians are printed")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, count, arguments);
   if (make)
     if (auto written = troupe::write_bench_1b(model, fp8 ? troupe::bench_weights::fp8 : troupe::bench_weights::bf16);

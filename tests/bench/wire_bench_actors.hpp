@@ -1,11 +1,11 @@
 // The hop as the serving path makes it: from an actor to an actor of another process, and back.
 //
-// Delivered as on the serving path too: see `prompt_delivery`.
+// Delivered as on the serving path too: see `actor_runner`.
 #pragma once
 
 #include <caf/all.hpp>
 
-#include "actors/prompt_delivery.hpp"
+#include "actors/actor_runner.hpp"
 #include "tests/bench/wire_bench_parts.hpp"
 
 CAF_BEGIN_TYPE_ID_BLOCK(wire_bench, caf::first_custom_type_id)

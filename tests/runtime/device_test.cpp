@@ -117,6 +117,25 @@ TEST_CASE("rows from several sources become one launch that reads the expert's w
   }
 }
 
+TEST_CASE("whoever runs a completion hears whether the device has more to do") {
+  std::atomic<int> completions{0}, with_more{0};
+  const completion_runner runner = [&](function_ref<void()> complete, function_ref<bool()> idle) {
+    complete();
+    ++completions;
+    with_more += idle() ? 0 : 1;
+  };
+  cpu_device device(kernels::compute::make(kernels::profile::f32), 1, default_ranks, {}, runner);
+  blocking_stage first, second;
+  device.submit(first);
+  device.submit(second);
+  first.go = second.go = true;
+  REQUIRE(eventually([&] { return completions == 2; }));
+  CHECK(first.done == 1);
+  CHECK(second.done == 1);
+  CHECK(with_more == 1);
+  device.stop();
+}
+
 TEST_CASE("by default stages go before experts, and experts of one layer before the next layer's") {
   device_queue queue(default_ranks);
   blocking_stage stage;

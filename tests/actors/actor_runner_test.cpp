@@ -1,8 +1,9 @@
-// Which thread handles what a wire delivers to an actor.
-#include "actors/prompt_delivery.hpp"
+// Which thread handles what a wire or a device brings an actor.
+#include "actors/actor_runner.hpp"
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <future>
 #include <thread>
 #include <vector>
@@ -129,6 +130,60 @@ TEST_CASE_FIXTURE(fixture, "an actor may end on the thread that delivers, and la
   const auto receive = deliver_to(actor, own_node, runs, [](const micro_batch&) {});
   for (int i = 0; i < 3; ++i) receive(message_of(other_node));
   CHECK(handled == 1);
+}
+
+constexpr auto always = [] { return true; };
+
+// The actors of a dispatch: the first tells the second, the second answers with the thread each of them ran on.
+struct chain {
+  explicit chain(fixture& in) {
+    second = in.idle_actor([this](caf::event_based_actor*, const micro_batch&) {
+      threads[1] = std::this_thread::get_id();
+      done.set_value();
+    });
+    first = in.idle_actor([this](caf::event_based_actor*, const micro_batch& message) {
+      threads[0] = std::this_thread::get_id();
+      post(second, message);
+    });
+  }
+  std::array<std::thread::id, 2> threads;
+  std::promise<void> done;
+  caf::actor first, second;
+};
+
+TEST_CASE_FIXTURE(fixture, "a runner runs the actors that its work tells something, and those that they tell") {
+  chain actors(*this);
+  actor_runner runner(system, 10);
+  runner.run([&] { post(actors.first, message_of(own_node)); }, always);
+  actors.done.get_future().get();
+  CHECK(actors.threads == std::array{here, here});
+}
+
+TEST_CASE_FIXTURE(fixture, "beyond a runner's number of handlers the scheduler goes on") {
+  chain actors(*this);
+  actor_runner runner(system, 1);
+  runner.run([&] { post(actors.first, message_of(own_node)); }, always);
+  actors.done.get_future().get();
+  CHECK(actors.threads[0] == here);
+  CHECK(actors.threads[1] != here);
+}
+
+TEST_CASE_FIXTURE(fixture, "a runner that has better things to do leaves its actors to the scheduler") {
+  chain actors(*this);
+  actor_runner runner(system, 10);
+  runner.run([&] { post(actors.first, message_of(own_node)); }, [] { return false; });
+  actors.done.get_future().get();
+  CHECK(actors.threads[0] != here);
+  CHECK(actors.threads[1] != here);
+}
+
+TEST_CASE_FIXTURE(fixture, "outside a runner's work a post goes to the scheduler") {
+  chain actors(*this);
+  actor_runner runner(system, 10);
+  runner.run([] {}, always);
+  post(actors.first, message_of(own_node));
+  actors.done.get_future().get();
+  CHECK(actors.threads[0] != here);
 }
 
 }  // namespace
