@@ -20,7 +20,8 @@ namespace {
 
 constexpr uint16_t slots_max = 65;  // the host and up to 64 shards
 
-// A wire that spins answers sooner. Where compute threads take all CPUs it takes the time from what it waits for.
+// A wire that spins, and runs actors itself, answers sooner. Where compute threads take all CPUs it takes the time from
+// what it waits for.
 constexpr uint32_t spin_us_on_shared_cpus = 5;
 
 // Threads that share out independent items and end with the call. Thread i stays on cpus[i], so that the memory a
@@ -172,8 +173,10 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   options.payload_checksum = settings.payload_checksum;
   options.transports = settings.transports;
   const bool on_one_machine = options_.wire_host.starts_with("127.");
-  if (on_one_machine && compute_takes_all(allowed, settings.nodes, settings.threads_per_node))
+  if (on_one_machine && compute_takes_all(allowed, settings.nodes, settings.threads_per_node)) {
     options.spin_us = spin_us_on_shared_cpus;
+    options.run_receivers = false;
+  }
   shaped_wire_options shaped;
   shaped.node = node.value;
   shaped.links = link_table({}, settings.links);

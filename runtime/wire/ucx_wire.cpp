@@ -39,6 +39,8 @@ void ucx_wire::attach(uint16_t slot, receiver to) { engine_->slots().attach(slot
 
 void ucx_wire::detach(uint16_t slot) { engine_->slots().detach(slot); }
 
+bool ucx_wire::runs_receivers() const { return engine_->options().run_receivers; }
+
 void ucx_wire::settle() { engine_->settle(); }
 
 result<void> ucx_wire::send(endpoint to, micro_batch message) {

@@ -77,6 +77,10 @@ struct ucx_wire_options {
   // transfer under way. Longer saves wake-ups and costs processor time.
   uint32_t spin_us = 50;
 
+  // Whether an idle actor handles what arrives on the progress thread (`runs_receivers`). That saves a wake-up, and
+  // costs where the progress thread has no CPU of its own.
+  bool run_receivers = true;
+
   // Called on the progress thread; must not block; may call the wire.
   std::function<void(const peer_event&)> on_peer;
 };

@@ -27,6 +27,7 @@ class raw_ucx {
     must(ucp_config_modify(config, "MAX_RNDV_RAILS", "1"), "set MAX_RNDV_RAILS");
     must(ucp_config_modify(config, "PUT_ENABLE", "n"), "set PUT_ENABLE");
     must(ucp_config_modify(config, "RX_SEG_SIZE", "256k"), "set RX_SEG_SIZE");
+    must(ucp_config_modify(config, "RCVBUF", "4m"), "set RCVBUF");
     if (transports != "tcp") must(ucp_config_modify(config, "MM_ERROR_HANDLING", "y"), "set MM_ERROR_HANDLING");
     ucp_params_t parameters{};
     parameters.field_mask = UCP_PARAM_FIELD_FEATURES;

@@ -288,6 +288,13 @@ TEST_CASE("settling waits for a delivery that had begun, and for none on the pro
   CHECK(over);
 }
 
+TEST_CASE("a wire lets receivers run on its thread unless its options forbid it") {
+  auto options = options_of(1, 11);
+  CHECK(wire_of(options)->runs_receivers());
+  options.run_receivers = false;
+  CHECK_FALSE(wire_of(options)->runs_receivers());
+}
+
 TEST_CASE("many threads may send at once") {
   pair_of_wires pair;
   pair.connect();
