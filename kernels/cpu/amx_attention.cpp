@@ -79,14 +79,12 @@ void interleave_values(const amx_attention& call, const std::byte* block, int st
 
 // scores[t, h] of one block's 32 positions for one or two units.
 template <int Units>
-void block_scores(const amx_attention& call, const std::byte* block, const uint16_t* const* queries, float* scores,
-                  latent_stream& ahead) {
+void block_scores(const amx_attention& call, const std::byte* block, const uint16_t* const* queries, float* scores) {
   const ptrdiff_t row_bytes = ptrdiff_t{call.width()} * static_cast<ptrdiff_t>(sizeof(uint16_t));
   const std::byte* rows = block;
   finish_stores();
   zero_tiles<2, 2>();
   for (int step = 0; step < call.steps(); ++step, rows += 64) {
-    ahead.fetch(lines_of_score_step);
     _tile_loadd(4, rows, row_bytes);
     _tile_loadd(6, queries[0] + ptrdiff_t{step} * tile_elements, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -248,8 +246,8 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
     const int used = blocks_in(units + u, together, span);
     for (int block = 0; block < used; ++block) {
       float* scores = space.scores + ptrdiff_t{block} * block_rows * unit_heads;
-      together == 2 ? block_scores<2>(call, span_begin[block], queries, scores, ahead)
-                    : block_scores<1>(call, span_begin[block], queries, scores, ahead);
+      together == 2 ? block_scores<2>(call, span_begin[block], queries, scores)
+                    : block_scores<1>(call, span_begin[block], queries, scores);
     }
     for (int i = u; i < u + together; ++i) {
       float* result = units[i].result;

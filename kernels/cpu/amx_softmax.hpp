@@ -7,16 +7,21 @@
 #include "kernels/cpu/avx512_lanes.hpp"
 #include "kernels/cpu/exp.hpp"
 
+// So that the header also compiles where the command line does not enable these, as every header must.
+#if !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
+#endif
+
 namespace troupe::kernels {
 namespace {
 
 constexpr int block_rows = block_positions;
 constexpr int span_blocks = span_positions / block_rows;
 
-// Lines of the next span that are fetched in a step of each kind; together more than a span's. None while values are
-// weighted: that reads from so many pages that the processor loses track of these streams.
-constexpr int lines_of_score_step = 8;
-constexpr int lines_of_softmax_row = 20;
+// Lines of the next span that are fetched in a step of the softmax; together a span's. None beside the products: those
+// read from so many pages that the processor loses track of these streams, and what follows is read more slowly too.
+constexpr int lines_of_softmax_row = 24;
 
 // Blocks that are fetched while others are computed, a few lines at a time, because attention to few rows waits for
 // memory. Four streams of a block pass, which the processor fetches faster than one.
@@ -72,13 +77,15 @@ class latent_stream {
   }
 }
 
+// The bits of x with half a unit of BF16 added, so that the upper half is x rounded to nearest even.
+[[gnu::always_inline]] inline __m512i biased(avx512::reg x) {
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+}
+
 // BF16 of p (lower halves) and q, as avx512::rounded; NaNs must come from BF16 values or arithmetic.
 [[gnu::always_inline]] inline __m512i rounded_pair(avx512::reg p, avx512::reg q) {
-  const auto biased = [](avx512::reg x) {
-    const __m512i bits = _mm512_castps_si512(x.v);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-  };
   return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(biased(p), 16), biased(q));
 }
 
@@ -146,3 +153,7 @@ inline void softmax(float* scores, float scale, int count, int blocks, uint16_t*
 
 }  // namespace
 }  // namespace troupe::kernels
+
+#if !defined(__clang__)
+#pragma GCC pop_options
+#endif
