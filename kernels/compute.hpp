@@ -121,6 +121,13 @@ struct mla_row {
   int length = 0;
 };
 
+// A span of a row's positions.
+struct mla_span {
+  int index = 0;
+  int next = -1;       // a span that this thread probably attends to next, to be fetched meanwhile; negative: none
+  bool merge = false;  // into the partial result, which holds the sum of all spans before
+};
+
 // Rows as inputs of matrix products: rounded and ordered as the profile multiplies them. Made once (`input_row`), read
 // by any number of products and threads. What lies in rows beyond `m` of the last 16 does not matter.
 struct product_input {
@@ -224,12 +231,15 @@ class compute {
   virtual void mla_attend(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
                           std::span<const mla_row> rows, int head_begin, int head_end, scratch& memory) const = 0;
   // The same for one row in two steps: partial results of spans, by any threads, then their sum in order of position.
-  // partial [partial_bytes]; partials [spans, partial_bytes]. Requires: form_of(shape).span > 0.
+  // partial [partial_bytes]. Requires, for both: form_of(shape).span > 0.
   virtual void mla_attend_span(const mla_shape& shape, const kv_layout& layout,
-                               std::span<const std::byte* const> blocks, const mla_row& row, int span, int head_begin,
-                               int head_end, std::byte* partial, scratch& memory) const = 0;
-  virtual void mla_merge(const mla_shape& shape, std::byte* partials, int spans, const mla_row& row, int head_begin,
-                         int head_end) const = 0;
+                               std::span<const std::byte* const> blocks, const mla_row& row, const mla_span& span,
+                               int head_begin, int head_end, std::byte* partial, scratch& memory) const = 0;
+  // partials [spans, partial_bytes], of which the first holds the sum of `merged` >= 1 and those up to `merged`
+  // nothing. Piece `piece` of `pieces` is some of the latents of all heads; different pieces may be made at the same
+  // time.
+  virtual void mla_merge(const mla_shape& shape, std::byte* partials, int merged, int spans, const mla_row& row,
+                         int piece, int pieces) const = 0;
   // Makes head `head` of an attended row [rk] row `row` of a product's input.
   virtual void mla_input_row(const mla_shape& shape, const std::byte* attended, int head, int row,
                              std::byte* input) const = 0;

@@ -22,6 +22,9 @@ namespace troupe::kernels {
 
 inline constexpr int unit_heads = tile_columns;
 inline constexpr int span_positions = 256;
+// Units of one sequence that are attended together: enough to share the reordered latents, few enough that their
+// results stay in the second-level cache.
+inline constexpr int units_together = 16;
 
 struct amx_attention {
   int heads, rk, dr;
@@ -53,15 +56,24 @@ void amx_query(const amx_attention& call, const float* q, int unit, uint16_t* ou
 void amx_query(const amx_attention& call, const uint16_t* q, int unit, uint16_t* out);
 
 // 64-byte aligned working memory of amx_attend_span.
-size_t amx_attention_scratch(const amx_attention& call);
+size_t amx_attention_scratch();
 
-// The results of units of one sequence over span `span`, merged into what earlier spans left if span > first. Every
-// length reaches beyond the span's start. `blocks` are the sequence's.
+// The results of at most `units_together` units of one sequence over span `span`, merged into what earlier spans left
+// if `merge`. Every length reaches beyond the span's start. `blocks` are the sequence's. Meanwhile span `next` is
+// fetched into the second-level cache, unless it is negative.
 void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, const amx_attention_unit* units,
-                     int count, int span, bool merge, std::byte* scratch);
+                     int count, int span, int next, bool merge, std::byte* scratch);
 
-// Merges a later span's partial result into an earlier one's.
-void amx_merge(const amx_attention& call, const float* later, float* result);
+// Latents [32 begin, 32 end) of a row.
+struct step_range {
+  int begin, end;
+};
+
+// Merges partial results [merged, spans) of a unit, `stride` floats apart, into the first one, which holds those
+// before, and makes its attended rows [heads of the unit][rk] BF16; of both, only the latents `steps`, which others do
+// not touch.
+void amx_merge(const amx_attention& call, float* partials, ptrdiff_t stride, int merged, int spans, int unit,
+               const step_range& steps, uint16_t* out);
 
 // Rows [heads of the unit][rk] BF16 from a unit's result over all spans.
 void amx_attended(const amx_attention& call, const float* result, int unit, uint16_t* out);

@@ -11,10 +11,6 @@
 namespace troupe::kernels {
 namespace {
 
-// Units of one sequence that are attended together: enough to share the reordered latents, few enough that their
-// results stay in the second-level cache.
-constexpr size_t units_together = 16;
-
 amx_attention attention_of(const mla_shape& shape) { return {shape.heads, shape.rk, shape.dr, shape.scale}; }
 
 uint16_t* tiles_of(std::byte* input) { return reinterpret_cast<uint16_t*>(input); }
@@ -154,7 +150,7 @@ void amx_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, st
   require_units(shape, head_begin, head_end);
   const amx_attention call = attention_of(shape);
   const int begin = first_unit(head_begin), end = last_unit(head_end);
-  const size_t working = amx_attention_scratch(call);
+  const size_t working = amx_attention_scratch();
   std::byte* space = memory.take(working + units_together * in_bytes(call.unit_partial()));
   auto* results = reinterpret_cast<float*>(space + working);
   struct place {
@@ -173,10 +169,13 @@ void amx_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, st
                      [&](size_t a, size_t b) { return units[a].length > units[b].length; });
     std::array<amx_attention_unit, units_together> sorted;
     for (size_t i = 0; i < count; ++i) sorted[i] = units[order[i]];
-    for (int span = 0; span < spans_of(longest); ++span) {
-      size_t reached = 0;
-      while (reached < count && sorted[reached].length > span * span_positions) ++reached;
-      amx_attend_span(call, blocks.data(), sorted.data(), static_cast<int>(reached), span, span > 0, space);
+    const int spans = spans_of(longest);
+    for (int span = 0; span < spans; ++span) {
+      const int next = span + 1 < spans ? span + 1 : -1;
+      int reached = 0;
+      while (reached < static_cast<int>(count) && sorted[static_cast<size_t>(reached)].length > span * span_positions)
+        ++reached;
+      amx_attend_span(call, blocks.data(), sorted.data(), reached, span, next, span > 0, space);
     }
     for (size_t i = 0; i < count; ++i) {
       const int head = places[i].unit * unit_heads;
@@ -198,37 +197,34 @@ void amx_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, st
 }
 
 void amx_compute::mla_attend_span(const mla_shape& shape, const kv_layout& layout,
-                                  std::span<const std::byte* const> blocks, const mla_row& row, int span,
+                                  std::span<const std::byte* const> blocks, const mla_row& row, const mla_span& span,
                                   int head_begin, int head_end, std::byte* partial, scratch& memory) const {
   require_attention(shape, layout, blocks, {&row, 1}, head_begin, head_end);
   require_units(shape, head_begin, head_end);
-  require(span >= 0 && span < spans_of(row.length), "a span lies within the row's positions");
+  const int spans = spans_of(row.length);
+  require(span.index >= 0 && span.index < spans && span.next < spans, "a span lies within the row's positions");
   const amx_attention call = attention_of(shape);
-  std::byte* space = memory.take(amx_attention_scratch(call));
+  std::byte* space = memory.take(amx_attention_scratch());
   std::array<amx_attention_unit, units_together> units;
   const int end = last_unit(head_end);
   for (int unit = first_unit(head_begin); unit < end;) {
     int count = 0;
-    for (; unit < end && count < static_cast<int>(units_together); ++unit, ++count)
+    for (; unit < end && count < units_together; ++unit, ++count)
       units[static_cast<size_t>(count)] = {reinterpret_cast<const uint16_t*>(row.query) + unit * call.unit_query(),
                                            row.length, reinterpret_cast<float*>(partial) + unit * call.unit_partial()};
-    amx_attend_span(call, blocks.data(), units.data(), count, span, false, space);
+    amx_attend_span(call, blocks.data(), units.data(), count, span.index, span.next, span.merge, space);
   }
 }
 
-void amx_compute::mla_merge(const mla_shape& shape, std::byte* partials, int spans, const mla_row& row, int head_begin,
-                            int head_end) const {
-  require_units(shape, head_begin, head_end);
+void amx_compute::mla_merge(const mla_shape& shape, std::byte* partials, int merged, int spans, const mla_row& row,
+                            int piece, int pieces) const {
+  require(merged >= 1 && merged <= spans && piece >= 0 && piece < pieces, "a piece of a merge lies within it");
   const amx_attention call = attention_of(shape);
-  const size_t stride = form_of(shape).partial_bytes;
-  for (int unit = first_unit(head_begin); unit < last_unit(head_end); ++unit) {
-    const auto partial = [&](int span) {
-      return reinterpret_cast<float*>(partials + static_cast<size_t>(span) * stride) + unit * call.unit_partial();
-    };
-    float* result = partial(0);
-    for (int span = 1; span < spans; ++span) amx_merge(call, partial(span), result);
-    amx_attended(call, result, unit, reinterpret_cast<uint16_t*>(row.attended) + int64_t{unit} * unit_heads * shape.rk);
-  }
+  const auto stride = static_cast<ptrdiff_t>(form_of(shape).partial_bytes / sizeof(float));
+  const step_range steps{call.latent_steps() * piece / pieces, call.latent_steps() * (piece + 1) / pieces};
+  for (int unit = 0; unit < call.units(); ++unit)
+    amx_merge(call, reinterpret_cast<float*>(partials) + unit * call.unit_partial(), stride, merged, spans, unit, steps,
+              reinterpret_cast<uint16_t*>(row.attended) + int64_t{unit} * unit_heads * shape.rk);
 }
 
 void amx_compute::mla_input_row(const mla_shape& shape, const std::byte* attended, int head, int row,

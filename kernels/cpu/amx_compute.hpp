@@ -37,10 +37,10 @@ class amx_compute final : public f32_compute {
   void mla_attend(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
                   std::span<const mla_row> rows, int head_begin, int head_end, scratch& memory) const override;
   void mla_attend_span(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
-                       const mla_row& row, int span, int head_begin, int head_end, std::byte* partial,
+                       const mla_row& row, const mla_span& span, int head_begin, int head_end, std::byte* partial,
                        scratch& memory) const override;
-  void mla_merge(const mla_shape& shape, std::byte* partials, int spans, const mla_row& row, int head_begin,
-                 int head_end) const override;
+  void mla_merge(const mla_shape& shape, std::byte* partials, int merged, int spans, const mla_row& row, int piece,
+                 int pieces) const override;
   void mla_input_row(const mla_shape& shape, const std::byte* attended, int head, int row,
                      std::byte* input) const override;
   double peak_work(int rounds) const override;

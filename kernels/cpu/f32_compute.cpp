@@ -221,11 +221,11 @@ void f32_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, st
 }
 
 void f32_compute::mla_attend_span(const mla_shape&, const kv_layout&, std::span<const std::byte* const>, const mla_row&,
-                                  int, int, int, std::byte*, scratch&) const {
+                                  const mla_span&, int, int, std::byte*, scratch&) const {
   require(false, "profile f32 does not divide a row's positions");
 }
 
-void f32_compute::mla_merge(const mla_shape&, std::byte*, int, const mla_row&, int, int) const {
+void f32_compute::mla_merge(const mla_shape&, std::byte*, int, int, const mla_row&, int, int) const {
   require(false, "profile f32 does not divide a row's positions");
 }
 

@@ -32,9 +32,27 @@ bool wait_briefly(Condition done) {
   return done();
 }
 
+uint64_t range_of(uint32_t begin, uint32_t end) { return uint64_t{begin} << 32 | end; }
+uint32_t begin_of(uint64_t range) { return static_cast<uint32_t>(range >> 32); }
+uint32_t end_of(uint64_t range) { return static_cast<uint32_t>(range); }
+
+// Takes an item from either end of a share; negative: it is empty. `next` becomes the one that would follow.
+int take(std::atomic<uint64_t>& share, bool last, int& next) {
+  uint64_t range = share.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint32_t begin = begin_of(range), end = end_of(range);
+    if (begin >= end) return -1;
+    const uint64_t rest = last ? range_of(begin, end - 1) : range_of(begin + 1, end);
+    if (!share.compare_exchange_weak(range, rest, std::memory_order_relaxed)) continue;
+    next = begin + 1 == end ? -1 : static_cast<int>(last ? end - 2 : begin + 1);
+    return static_cast<int>(last ? end - 1 : begin);
+  }
+}
+
 }  // namespace
 
-worker_team::worker_team(int threads, std::span<const int> cpus) : memory_(static_cast<size_t>(threads)) {
+worker_team::worker_team(int threads, std::span<const int> cpus)
+    : memory_(static_cast<size_t>(threads)), shares_(static_cast<size_t>(threads)) {
   TROUPE_CHECK(threads >= 1, "a worker team needs at least one thread");
   shares_ = std::make_unique<share[]>(memory_.size());
   helpers_.reserve(static_cast<size_t>(threads - 1));
@@ -85,6 +103,30 @@ void worker_team::parallel(const char* section, int count, function_ref<void(int
   begin_round();
   work(0);
   while (!wait_briefly([this] { return working_.load(std::memory_order_acquire) == 0; })) {}
+}
+
+void worker_team::parallel_runs(const char* section, int count,
+                                function_ref<void(int, const item_run&, worker_memory&)> item) {
+  const int shares = size();
+  for (int i = 0; i < shares; ++i)
+    shares_[static_cast<size_t>(i)].left.store(
+        range_of(static_cast<uint32_t>(count * i / shares), static_cast<uint32_t>(count * (i + 1) / shares)),
+        std::memory_order_relaxed);
+  parallel(section, shares, [&](int share, worker_memory& memory) { run_share(share, item, memory); });
+}
+
+void worker_team::run_share(int share, function_ref<void(int, const item_run&, worker_memory&)> item,
+                            worker_memory& memory) {
+  auto& own = shares_[static_cast<size_t>(share)].left;
+  item_run run{static_cast<int>(begin_of(own.load(std::memory_order_relaxed)))};
+  for (int i; (i = take(own, false, run.next)) >= 0;) item(i, run, memory);
+  for (int other = 1; other < size(); ++other) {
+    auto& left = shares_[static_cast<size_t>((share + other) % size())].left;
+    for (int i; (i = take(left, true, run.next)) >= 0;) {
+      run.begin = i;
+      item(i, run, memory);
+    }
+  }
 }
 
 void worker_team::help(int member) {

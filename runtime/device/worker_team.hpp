@@ -55,6 +55,12 @@ class section_listener {
   virtual void begins(const char* name) = 0;
 };
 
+// What a member knows of the items around one that it runs.
+struct item_run {
+  int begin = 0;  // it has run items [begin, this one) before, without another in between
+  int next = -1;  // the item that it takes next, unless another member is faster; negative: unknown
+};
+
 class worker_team {
  public:
   // Starts `threads - 1` helpers; helper i stays on cpus[i] if there is such an entry (the leader's is cpus[0], which
@@ -70,6 +76,9 @@ class worker_team {
   // same of the same count each time, so that what it left in its caches is there again; who is done takes from the
   // others' shares. Called by the leader only, never nested.
   void parallel(const char* section, int count, function_ref<void(int, worker_memory&)> item);
+  // The same in runs of items: each member begins with a share of neighbouring ones, in ascending order, and then helps
+  // the others from the ends of theirs.
+  void parallel_runs(const char* section, int count, function_ref<void(int, const item_run&, worker_memory&)> item);
   // The same on the leader alone, for work that is done sooner than a helper would begin.
   void alone(const char* section, int count, function_ref<void(int, worker_memory&)> item);
 
@@ -85,10 +94,17 @@ class worker_team {
 
   void run_alone(int count, function_ref<void(int, worker_memory&)> item);
   void begin_round();
+  void run_share(int share, function_ref<void(int, const item_run&, worker_memory&)> item, worker_memory& memory);
   void help(int member);
   void work(int member);
 
+  // Items [begin, end) that a share still has: two halves of one word, so that both ends are taken in one step.
+  struct alignas(64) item_share {
+    std::atomic<uint64_t> left{0};
+  };
+
   std::vector<worker_memory> memory_;
+  std::vector<item_share> shares_;  // one for each member
   std::vector<std::thread> helpers_;
   std::mutex mutex_;
   std::condition_variable start_;

@@ -53,6 +53,7 @@ struct attention_item {
   int head_begin = 0, head_end = 0;
   int span = -1;
   int partial = 0;
+  bool merged = false;  // its result went into that of the row's first span
 };
 
 // The arrays of one micro-batch; taken once for `rows_max` rows and reused for every step.

@@ -187,10 +187,15 @@ inline std::vector<float> attention(const compute& math, const mla_shape& shape,
     for (const mla_row& row : rows) {
       const int spans = (row.length + form.span - 1) / form.span;
       std::byte* partials = partial_memory.take(sized(spans) * form.partial_bytes);
-      for (int span = spans - 1; span >= 0; --span)  // in any order
-        math.mla_attend_span(shape, kv.layout, kv.blocks, row, span, 0, shape.heads,
+      // The first ones as one thread would, the others in any order.
+      const int merged = std::min(spans, 2);
+      for (int span = spans - 1; span >= merged; --span)
+        math.mla_attend_span(shape, kv.layout, kv.blocks, row, {.index = span, .next = span - 1}, 0, shape.heads,
                              partials + sized(span) * form.partial_bytes, memory);
-      math.mla_merge(shape, partials, spans, row, 0, shape.heads);
+      for (int span = 0; span < merged; ++span)
+        math.mla_attend_span(shape, kv.layout, kv.blocks, row, {.index = span, .merge = span > 0}, 0, shape.heads,
+                             partials, memory);
+      for (const int piece : {2, 0, 1}) math.mla_merge(shape, partials, merged, spans, row, piece, 3);
     }
   } else {
     math.mla_attend(shape, kv.layout, kv.blocks, rows, 0, shape.heads, memory);

@@ -77,6 +77,8 @@ std::vector<float> outputs(const dispatch_work& work) {
   return {values, values + work.answer.header.pair_count * hidden};
 }
 
+size_t sized(int count) { return static_cast<size_t>(count); }
+
 template <class Condition>
 bool eventually(Condition&& condition) {
   for (int i = 0; i < 20000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -180,6 +182,29 @@ TEST_CASE("a team runs every item once, whatever its size") {
       for (const auto& count : ran) REQUIRE(count == 1);
     }
   }
+}
+
+TEST_CASE("a team's runs cover every item once, and a run's items follow each other on one member") {
+  for (const int threads : {1, 2, 4})
+    for (const int count : {0, 1, 3, 37}) {
+      worker_team team(threads);
+      for (int round = 0; round < 200; ++round) {
+        std::vector<std::atomic<int>> ran(sized(count));
+        std::vector<std::thread::id> member(sized(count));
+        std::vector<int> begins(sized(count));
+        team.parallel_runs("test", count, [&](int i, const item_run& run, worker_memory&) {
+          ++ran[sized(i)];
+          member[sized(i)] = std::this_thread::get_id();
+          begins[sized(i)] = run.begin;
+          REQUIRE(run.next < count);
+        });
+        for (int i = 0; i < count; ++i) {
+          REQUIRE(ran[sized(i)] == 1);
+          REQUIRE(begins[sized(i)] <= i);
+          for (int before = begins[sized(i)]; before < i; ++before) REQUIRE(member[sized(before)] == member[sized(i)]);
+        }
+      }
+    }
 }
 
 TEST_CASE("balancers choose by the published objectives") {
