@@ -1,5 +1,7 @@
 #include "runtime/device/worker_team.hpp"
 
+#include <algorithm>
+
 #include "runtime/device/cpu_set.hpp"
 #include "runtime/error.hpp"
 
@@ -54,7 +56,6 @@ int take(std::atomic<uint64_t>& share, bool last, int& next) {
 worker_team::worker_team(int threads, std::span<const int> cpus)
     : memory_(static_cast<size_t>(threads)), shares_(static_cast<size_t>(threads)) {
   TROUPE_CHECK(threads >= 1, "a worker team needs at least one thread");
-  shares_ = std::make_unique<share[]>(memory_.size());
   helpers_.reserve(static_cast<size_t>(threads - 1));
   for (int member = 1; member < threads; ++member)
     helpers_.emplace_back([this, member, own = std::vector<int>(cpus.begin(), cpus.end())] {
@@ -80,53 +81,31 @@ void worker_team::begin_round() {
 
 void worker_team::alone(const char* section, int count, function_ref<void(int, worker_memory&)> item) {
   if (listener_ != nullptr) listener_->begins(section);
-  run_alone(count, item);
-}
-
-void worker_team::run_alone(int count, function_ref<void(int, worker_memory&)> item) {
   for (int i = 0; i < count; ++i) item(i, memory_[0]);
 }
 
 void worker_team::parallel(const char* section, int count, function_ref<void(int, worker_memory&)> item) {
+  parallel_runs(section, count, [&](int i, const item_run&, worker_memory& memory) { item(i, memory); });
+}
+
+void worker_team::parallel_runs(const char* section, int count, run_of_items item) {
   if (listener_ != nullptr) listener_->begins(section);
-  if (count <= 1 || helpers_.empty()) {
-    run_alone(count, item);
-    return;
-  }
   item_ = &item;
-  for (int member = 0; member < size(); ++member) {
-    auto& mine = shares_[static_cast<size_t>(member)];
-    mine.next.store(static_cast<int>(int64_t{count} * member / size()), std::memory_order_relaxed);
-    mine.end = static_cast<int>(int64_t{count} * (member + 1) / size());
+  const int members = size();
+  // One item, or one thread: nobody else is called.
+  const int shares = count <= 1 ? 1 : members;
+  for (int member = 0; member < members; ++member) {
+    const auto at = [&](int part) { return static_cast<uint32_t>(int64_t{count} * std::min(part, shares) / shares); };
+    shares_[static_cast<size_t>(member)].left.store(range_of(at(member), at(member + 1)), std::memory_order_relaxed);
+  }
+  if (shares == 1) {
+    work(0);
+    return;
   }
   working_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
   begin_round();
   work(0);
   while (!wait_briefly([this] { return working_.load(std::memory_order_acquire) == 0; })) {}
-}
-
-void worker_team::parallel_runs(const char* section, int count,
-                                function_ref<void(int, const item_run&, worker_memory&)> item) {
-  const int shares = size();
-  for (int i = 0; i < shares; ++i)
-    shares_[static_cast<size_t>(i)].left.store(
-        range_of(static_cast<uint32_t>(count * i / shares), static_cast<uint32_t>(count * (i + 1) / shares)),
-        std::memory_order_relaxed);
-  parallel(section, shares, [&](int share, worker_memory& memory) { run_share(share, item, memory); });
-}
-
-void worker_team::run_share(int share, function_ref<void(int, const item_run&, worker_memory&)> item,
-                            worker_memory& memory) {
-  auto& own = shares_[static_cast<size_t>(share)].left;
-  item_run run{static_cast<int>(begin_of(own.load(std::memory_order_relaxed)))};
-  for (int i; (i = take(own, false, run.next)) >= 0;) item(i, run, memory);
-  for (int other = 1; other < size(); ++other) {
-    auto& left = shares_[static_cast<size_t>((share + other) % size())].left;
-    for (int i; (i = take(left, true, run.next)) >= 0;) {
-      run.begin = i;
-      item(i, run, memory);
-    }
-  }
 }
 
 void worker_team::help(int member) {
@@ -147,9 +126,15 @@ void worker_team::help(int member) {
 
 void worker_team::work(int member) {
   auto& memory = memory_[static_cast<size_t>(member)];
-  for (int turn = 0; turn < size(); ++turn) {
-    auto& from = shares_[static_cast<size_t>((member + turn) % size())];
-    for (int i; (i = from.next.fetch_add(1, std::memory_order_relaxed)) < from.end;) (*item_)(i, memory);
+  auto& own = shares_[static_cast<size_t>(member)].left;
+  item_run run{static_cast<int>(begin_of(own.load(std::memory_order_relaxed)))};
+  for (int i; (i = take(own, false, run.next)) >= 0;) (*item_)(i, run, memory);
+  for (int other = 1; other < size(); ++other) {
+    auto& left = shares_[static_cast<size_t>((member + other) % size())].left;
+    for (int i; (i = take(left, true, run.next)) >= 0;) {
+      run.begin = i;
+      (*item_)(i, run, memory);
+    }
   }
 }
 

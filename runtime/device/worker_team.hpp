@@ -8,7 +8,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -72,12 +71,11 @@ class worker_team {
 
   int size() const { return static_cast<int>(memory_.size()); }
 
-  // Runs `item(i, memory)` for every i in [0, count). Each member begins with its own share of consecutive items, the
-  // same of the same count each time, so that what it left in its caches is there again; who is done takes from the
-  // others' shares. Called by the leader only, never nested.
+  // Runs `item(i, memory)` for every i in [0, count). Each member begins with its own share of neighbouring items, in
+  // ascending order, the same of the same count each time, so that what it left in its caches is there again; who is
+  // done helps the others from the ends of theirs. Called by the leader only, never nested.
   void parallel(const char* section, int count, function_ref<void(int, worker_memory&)> item);
-  // The same in runs of items: each member begins with a share of neighbouring ones, in ascending order, and then helps
-  // the others from the ends of theirs.
+  // The same for an item that wants to know what its member runs before and after it.
   void parallel_runs(const char* section, int count, function_ref<void(int, const item_run&, worker_memory&)> item);
   // The same on the leader alone, for work that is done sooner than a helper would begin.
   void alone(const char* section, int count, function_ref<void(int, worker_memory&)> item);
@@ -86,19 +84,14 @@ class worker_team {
   void listen(section_listener* listener) { listener_ = listener; }
 
  private:
-  // A member's items that nobody has taken yet.
-  struct alignas(64) share {
-    std::atomic<int> next{0};
-    int end = 0;
-  };
+  using run_of_items = function_ref<void(int, const item_run&, worker_memory&)>;
 
-  void run_alone(int count, function_ref<void(int, worker_memory&)> item);
   void begin_round();
-  void run_share(int share, function_ref<void(int, const item_run&, worker_memory&)> item, worker_memory& memory);
   void help(int member);
   void work(int member);
 
-  // Items [begin, end) that a share still has: two halves of one word, so that both ends are taken in one step.
+  // Items [begin, end) of a member's share that nobody has taken yet: two halves of one word, so that both ends are
+  // taken in one step.
   struct alignas(64) item_share {
     std::atomic<uint64_t> left{0};
   };
@@ -109,10 +102,9 @@ class worker_team {
   std::mutex mutex_;
   std::condition_variable start_;
   std::atomic<uint64_t> round_{0};
-  std::atomic<int> asleep_{0};       // helpers that wait at `start_`
-  std::unique_ptr<share[]> shares_;  // [members]
+  std::atomic<int> asleep_{0};  // helpers that wait at `start_`
   std::atomic<int> working_{0};
-  const function_ref<void(int, worker_memory&)>* item_ = nullptr;
+  const run_of_items* item_ = nullptr;
   std::atomic<bool> stopping_{false};
   section_listener* listener_ = nullptr;
 };
