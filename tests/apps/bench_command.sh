@@ -5,13 +5,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/command.sh" bench "$1"
 small='--model examples/tiny-moe --runs 1 --prompts 20 --batches 3 --context 40'
 for profile in f32 auto; do
   expect 0 'decode batch 3 ' $small --profile $profile --threads 2
-  # One thread computes whole experts; two share the columns of a few.
   expect 0 'experts ' $small --profile $profile --operators
-  grep -qE '^experts +[0-9]+ .* [0-9]+%$' "$scratch/out" || fail "there is no limit for experts: $(cat "$scratch/out")"
-  expect 0 'expert down ' $small --profile $profile --operators --threads 2
 done
 # Every operator that reads weights is told with its bytes: a dash stands only where there are none.
-for name in 'q_a, kv_a' 'absorb keys' attention 'absorb values' o router 'expert gate, up' 'shared down' head; do
+for name in 'q_a, kv_a' 'absorb keys' attention 'absorb values' o router experts 'shared down' head; do
   grep -qE "^$name +[0-9]+ .* [0-9]+%$" "$scratch/out" || fail "there is no limit for $name: $(cat "$scratch/out")"
 done
 grep -qE '^limits: a plain reader of the same bytes, [0-9.]+ GB/s; registers, [0-9]+ GFLOP/s$' "$scratch/out" ||
