@@ -77,4 +77,31 @@ TEST_CASE("T1 in profile amx_bf16 stays within tolerance of f32") {
   CHECK(dot / std::sqrt(norm_a * norm_b) >= 0.9995);
 }
 
+TEST_CASE("rows shared out by rows or by columns, among any number of threads, or in parts, give the same bits") {
+  testing::temporary_directory directory;
+  testing::write_t1_model(directory.path());
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < 200; ++i) tokens.push_back((i * 7 + i / 9) % 64);
+  for (const auto profile : {kernels::profile::f32, kernels::profile::amx_bf16}) {
+    if (profile == kernels::profile::amx_bf16 && !kernels::cpu_features::detect().amx_bf16) {
+      MESSAGE("skipped for amx_bf16: this CPU has no AMX BF16");
+      continue;
+    }
+    CAPTURE(static_cast<int>(profile));
+    // In parts of 40 rows: too few for one thread to take them by rows.
+    plain_forward in_parts(directory.path(), kernels::compute::make(profile));
+    std::vector<float> expected;
+    for (size_t first = 0; first < tokens.size(); first += 40) {
+      const auto at = tokens.begin() + static_cast<ptrdiff_t>(first);
+      const auto part = in_parts.run({at, at + 40}, static_cast<int>(first));
+      expected.insert(expected.end(), part.begin(), part.end());
+    }
+    for (const int threads : {1, 2, 3, 4}) {  // four share out columns
+      CAPTURE(threads);
+      plain_forward whole(directory.path(), kernels::compute::make(profile), threads);
+      CHECK(whole.run(tokens, 0) == expected);
+    }
+  }
+}
+
 }  // namespace troupe

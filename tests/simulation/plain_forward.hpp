@@ -13,13 +13,14 @@ namespace troupe::testing {
 // Computes the experts in place: what shard and hosts do together, without messages.
 class plain_forward {
  public:
-  plain_forward(const std::filesystem::path& directory, std::unique_ptr<kernels::compute> math)
+  plain_forward(const std::filesystem::path& directory, std::unique_ptr<kernels::compute> math, int threads = 1)
       : math_(std::move(math)),
         config_(*load_model_config(directory)),
         files_(*checkpoint::open(directory)),
         shard_(*load_shard_weights(files_, config_, *math_, run_inline())),
         pass_(config_, *shard_, *math_, false),
-        cache_(math_->layout_kv(config_.kv_lora_rank, config_.qk_rope_head_dim), config_.num_hidden_layers, 16) {
+        cache_(math_->layout_kv(config_.kv_lora_rank, config_.qk_rope_head_dim), config_.num_hidden_layers, 16),
+        team_(threads) {
     cache_.allocate(8, blocks_);
   }
 
@@ -84,7 +85,7 @@ class plain_forward {
   forward_pass pass_;
   kv_cache cache_;
   std::vector<int32_t> blocks_;
-  worker_team team_{1};
+  worker_team team_;
   kernels::scratch scratch_;
   std::vector<std::vector<float>> outputs_;
 };
