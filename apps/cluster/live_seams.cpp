@@ -103,8 +103,13 @@ live_seams::~live_seams() {
 }
 
 void live_seams::close() {
-  const std::lock_guard lock(mutex_);
-  closed_ = true;
+  const std::lock_guard closing(closing_);
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  // Without the lock: the device's and the wire's threads, which end their work here, may run an actor that asks these
+  // seams for something.
   behind_.reset();  // its jobs hold handles of actors, which end next
   if (saboteur_.joinable()) {
     saboteur_.request_stop();

@@ -59,8 +59,9 @@ class live_seams final : public node_seams {
 
   live_seams_options options_;
   caf::actor_system* system_ = nullptr;
-  std::mutex mutex_;  // of what `open` and `load` (an actor's thread) set and `close` reads
-  bool closed_ = false;
+  std::mutex mutex_;       // of what `open` and `load` (an actor's thread) set and `close` reads
+  bool closed_ = false;    // then nothing below is set any more
+  std::mutex closing_;     // of `close`
   std::string who_;        // "node 3", for lines a person reads
   std::vector<int> cpus_;  // of the compute threads; empty: any
   // Pools outlive the wire, and the wire every message: declared first, destroyed last.

@@ -21,7 +21,8 @@ struct expert_batch {
 // Working memory is kept between calls, so that a steady state allocates nothing.
 class expert_products {
  public:
-  // Makes row `row` of expert `expert` (its place in the call) a product's input of k values. Thread: any of the team.
+  // Makes row `row` of expert `expert` (its place in the call) a product's input of k values. Thread: any of the team;
+  // it may use `workspace` alone.
   using load_row = function_ref<void(int expert, int row, int k, std::byte* input, worker_memory&)>;
   // Columns [begin, end) of an expert's outputs hold NaN or infinity. Thread: any of the team.
   using found_bad = function_ref<void(int expert, int begin, int end)>;
