@@ -37,7 +37,8 @@ packed_matrix amx_compute::pack_as(const weight_view& weight, weight_format form
 packed_matrix amx_compute::pack_room(weight_format format, uint32_t storage, int n, int k) const {
   if (format == weight_format::f32) return f32_compute::pack_room(format, storage, n, k);
   const auto wanted = static_cast<weight_storage>(storage);
-  if (wanted != weight_storage::bf16 && wanted != weight_storage::e4m3) return {};
+  if (wanted != weight_storage::bf16 && wanted != weight_storage::bf16_coded && wanted != weight_storage::e4m3)
+    return {};
   return empty_amx(wanted, n, k);
 }
 

@@ -1,4 +1,4 @@
-// FP8 codes into BF16 tiles. For the AMX object file alone (see amx_tiles.hpp).
+// FP8 codes and coded BF16 into BF16 tiles. For the AMX object file alone (see amx_tiles.hpp).
 #pragma once
 
 #include <immintrin.h>
@@ -51,21 +51,45 @@ struct e4m3_decoder {
   }
 };
 
-// Decodes `count` E4M3 tiles to BF16 tiles, `stride` tiles apart on both sides.
-inline void decode_tiles(const uint8_t* codes, uint16_t* out, int count, int stride) {
+// Decodes `count` E4M3 tiles to BF16 tiles, two tiles apart on both sides.
+inline void decode_tiles(const std::byte* codes, uint16_t* out, int count) {
   const e4m3_decoder decoder;
   constexpr ptrdiff_t bytes_ahead = 4096;
-  for (int tile = 0; tile < count; ++tile) {
-    const uint8_t* from = codes + ptrdiff_t{tile} * stride * tile_elements;
-    uint16_t* to = out + ptrdiff_t{tile} * stride * tile_elements;
+  for (int tile = 0; tile < count; ++tile, codes += 2 * tile_elements, out += 2 * tile_elements)
     for (int line = 0; line < 8; ++line) {
-      __builtin_prefetch(from + line * 64 + bytes_ahead);
+      __builtin_prefetch(codes + line * 64 + bytes_ahead);
       __m512i first, second;
-      decoder.decode(_mm512_loadu_si512(from + line * 64), first, second);
-      _mm512_store_si512(to + line * 64, first);
-      _mm512_store_si512(to + line * 64 + 32, second);
+      decoder.decode(_mm512_loadu_si512(codes + line * 64), first, second);
+      _mm512_store_si512(out + line * 64, first);
+      _mm512_store_si512(out + line * 64 + 32, second);
     }
+}
+
+// Decodes a tile of coded BF16 but for its exceptions. upper: the weight's table in each 16-byte lane. Fetches what
+// lies `ahead` bytes further, unless that is 0.
+[[gnu::always_inline]] inline void decode_tile(__m512i upper, const std::byte* codes, uint16_t* out, ptrdiff_t ahead) {
+  const __m512i nibble = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+  for (int group = 0; group < tile_rows / coded_group_rows; ++group, codes += coded_group_bytes, out += 128) {
+    if (ahead != 0) {
+      __builtin_prefetch(codes + ahead);
+      __builtin_prefetch(codes + ahead + 64);
+      __builtin_prefetch(codes + ahead + 128);
+    }
+    const __m512i pairs = _mm512_load_si512(codes);
+    const __m512i low[2] = {_mm512_load_si512(codes + 64), _mm512_load_si512(codes + 128)};
+    const __m512i high[2] = {
+        _mm512_shuffle_epi8(upper, _mm512_and_si512(pairs, nibble)),
+        _mm512_shuffle_epi8(upper, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), nibble))};
+    _mm512_store_si512(out, _mm512_unpacklo_epi8(low[0], high[0]));
+    _mm512_store_si512(out + 32, _mm512_unpackhi_epi8(low[0], high[0]));
+    _mm512_store_si512(out + 64, _mm512_unpacklo_epi8(low[1], high[1]));
+    _mm512_store_si512(out + 96, _mm512_unpackhi_epi8(low[1], high[1]));
   }
+}
+
+[[gnu::always_inline]] inline __m512i load_upper_bytes(const uint8_t* table) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
 }
 
 }  // namespace

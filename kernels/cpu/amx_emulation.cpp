@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/compute.hpp"
+#include "kernels/cpu/amx_coding.hpp"
 
 namespace troupe::kernels {
 namespace {
@@ -33,15 +34,22 @@ float dot_step(const depth_values& x, const depth_values& w, float sum) {
 // Column `column`'s weights at one step, as BF16 values.
 depth_values weights_at(const amx_product& call, int column, int step) {
   const int tile_column = column / tile_columns;
-  const int64_t tile = (int64_t{tile_column / 2} * tile_steps(call.k) + step) * 2 + tile_column % 2;
+  const std::byte* tile = call.first_tile(tile_column) + ptrdiff_t{step} * 2 * tile_bytes(call.storage);
+  std::array<uint16_t, tile_elements> decoded;
+  if (call.storage == weight_storage::bf16_coded) {
+    decode_coded_tile(call.upper_bytes, tile, decoded.data());
+    exception_cursor exceptions = call.exceptions(tile_column);
+    while (exceptions.next != exceptions.end && *exceptions.next >> 17U < static_cast<uint32_t>(step)) ++exceptions.next;
+    exceptions.mend(step, decoded.data());
+  }
   depth_values w;
   for (int i = 0; i < tile_depth; ++i) {
     const int c = column % tile_columns;
     float value;
-    if (call.storage == weight_storage::e4m3) {
-      value = e4m3_decode(reinterpret_cast<const uint8_t*>(call.body)[tile * tile_elements + e4m3_position(c, i)]);
-    } else {
-      value = bf16_widen(reinterpret_cast<const uint16_t*>(call.body)[tile * tile_elements + bf16_position(c, i)]);
+    switch (call.storage) {
+      case weight_storage::e4m3: value = e4m3_decode(reinterpret_cast<const uint8_t*>(tile)[e4m3_position(c, i)]); break;
+      case weight_storage::bf16_coded: value = bf16_widen(decoded[static_cast<size_t>(bf16_position(c, i))]); break;
+      default: value = bf16_widen(reinterpret_cast<const uint16_t*>(tile)[bf16_position(c, i)]);
     }
     w[static_cast<size_t>(i)] = flushed(value);
   }

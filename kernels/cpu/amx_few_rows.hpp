@@ -7,6 +7,8 @@
 // (amx_emulation.cpp).
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/cpu/amx_decode.hpp"
 #include "kernels/cpu/amx_tiles.hpp"
 
@@ -36,34 +38,66 @@ struct tile_row_pair {
   __m512i first, second;
 };
 
-// Loads them from a tile at `w` and fetches what lies 1 KiB further.
-struct bf16_rows {
-  static constexpr ptrdiff_t tile_bytes = tile_elements * 2;
-  [[gnu::always_inline]] inline tile_row_pair pair(const std::byte* w, int q) const {
-    constexpr ptrdiff_t ahead = 1024;
-    const std::byte* at = w + q * 128;
-    __builtin_prefetch(at + ahead);
-    __builtin_prefetch(at + ahead + 64);
-    return {_mm512_load_si512(at), _mm512_load_si512(at + 64)};
+[[gnu::always_inline]] inline tile_row_pair load_pair(const void* tile, int q) {
+  const auto* at = static_cast<const std::byte*>(tile) + q * 128;
+  return {_mm512_load_si512(at), _mm512_load_si512(at + 64)};
+}
+
+// Where column tiles come from. begin(t, step, at): column tile t's bytes at that step are at `at`; pair(q) gives its
+// rows. Each fetches what lies 1 KiB further.
+constexpr ptrdiff_t bytes_ahead = 1024;
+
+struct bf16_source {
+  static constexpr weight_storage storage = weight_storage::bf16;
+  const std::byte* tile;
+
+  void add(const amx_product&, int, int) {}
+  [[gnu::always_inline]] inline void begin(int, int, const std::byte* at) { tile = at; }
+  [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
+    __builtin_prefetch(tile + q * 128 + bytes_ahead);
+    __builtin_prefetch(tile + q * 128 + bytes_ahead + 64);
+    return load_pair(tile, q);
   }
 };
 
-struct e4m3_rows {
-  static constexpr ptrdiff_t tile_bytes = tile_elements;
+struct e4m3_source {
+  static constexpr weight_storage storage = weight_storage::e4m3;
   const e4m3_decoder decoder;
-  [[gnu::always_inline]] inline tile_row_pair pair(const std::byte* w, int q) const {
-    constexpr ptrdiff_t ahead = 1024;
-    const std::byte* at = w + q * 64;
-    __builtin_prefetch(at + ahead);
+  const std::byte* tile;
+
+  void add(const amx_product&, int, int) {}
+  [[gnu::always_inline]] inline void begin(int, int, const std::byte* at) { tile = at; }
+  [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
+    __builtin_prefetch(tile + q * 64 + bytes_ahead);
     tile_row_pair rows;
-    decoder.decode(_mm512_load_si512(at), rows.first, rows.second);
+    decoder.decode(_mm512_load_si512(tile + q * 64), rows.first, rows.second);
     return rows;
   }
 };
 
+// Decodes a whole tile first: so the next one is fetched and decoded while this one's sums wait for each other.
+struct coded_source {
+  static constexpr weight_storage storage = weight_storage::bf16_coded;
+  const uint8_t* upper[few_tiles_together];
+  exception_cursor exceptions[few_tiles_together];
+  alignas(64) uint16_t decoded[tile_elements];
+
+  void add(const amx_product& call, int t, int tile) {
+    upper[t] = call.upper_bytes;
+    exceptions[t] = call.exceptions(tile);
+    __builtin_prefetch(exceptions[t].next);
+  }
+  [[gnu::always_inline]] inline void begin(int t, int step, const std::byte* at) {
+    decode_tile(load_upper_bytes(upper[t]), at, decoded, bytes_ahead);
+    exceptions[t].mend(step, decoded);
+    finish_stores();
+  }
+  [[gnu::always_inline]] inline tile_row_pair pair(int q) const { return load_pair(decoded, q); }
+};
+
 // sums [Rows][16] += x W^T over one step of a column tile. x [Rows]: the even inputs, then the odd ones.
-template <int Rows, class TileRows>
-[[gnu::always_inline]] inline void add_step(const float (*x)[tile_depth], const TileRows& from, const std::byte* w,
+template <int Rows, class Source>
+[[gnu::always_inline]] inline void add_step(const float (*x)[tile_depth], const Source& from,
                                             float (*sums)[tile_columns]) {
   const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
   __m512 even[Rows], odd[Rows];
@@ -71,7 +105,7 @@ template <int Rows, class TileRows>
   for (int r = 0; r < Rows; ++r) even[r] = odd[r] = _mm512_setzero_ps();
 #pragma GCC unroll 8
   for (int q = 0; q < tile_rows / 2; ++q) {
-    const tile_row_pair pair = from.pair(w, q);
+    const tile_row_pair pair = from.pair(q);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const __m512i row = half == 0 ? pair.first : pair.second;
@@ -95,11 +129,11 @@ struct few_sums {
   alignas(64) float tile[few_tiles_together][few_rows][tile_columns];
 };
 
-// sums = x W^T over `steps` steps, w[t] being where column tile t begins. Denormals must count as zero; a function of
+// sums = x W^T over `steps` steps from `first_step` on, where w[t] is column tile t and x begins. Denormals must count as zero; a function of
 // its own, because compilers move arithmetic over a change of that mode.
-template <int Rows, class TileRows>
-[[gnu::noinline]] void stream_steps(const uint16_t* x, const TileRows& from, const std::byte* const* w, int tiles,
-                                    int steps, few_sums& sums) {
+template <int Rows, class Source>
+[[gnu::noinline]] void stream_steps(const uint16_t* x, Source& from, const std::byte* const* w, int tiles,
+                                    int first_step, int steps, few_sums& sums) {
   const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
   for (int t = 0; t < tiles; ++t)
     for (int r = 0; r < Rows; ++r) _mm512_store_ps(sums.tile[t][r], _mm512_setzero_ps());
@@ -112,47 +146,53 @@ template <int Rows, class TileRows>
       _mm512_store_si512(values[r] + tile_depth / 2, _mm512_and_si512(pairs, upper_half));
     }
     finish_stores();  // so that multiply-adds broadcast from memory
-    for (int t = 0; t < tiles; ++t)
-      add_step<Rows>(values, from, w[t] + ptrdiff_t{step} * 2 * TileRows::tile_bytes, sums.tile[t]);
+    for (int t = 0; t < tiles; ++t) {
+      from.begin(t, first_step + step, w[t] + ptrdiff_t{step} * 2 * tile_bytes(Source::storage));
+      add_step<Rows>(values, from, sums.tile[t]);
+    }
   }
 }
 
-template <class TileRows>
-void stream_steps(int rows, const uint16_t* x, const TileRows& from, const std::byte* const* w, int tiles, int steps,
-                  few_sums& sums) {
+template <class Source>
+void stream_steps(int rows, const uint16_t* x, Source& from, const std::byte* const* w, int tiles, int first_step,
+                  int steps, few_sums& sums) {
   switch (rows) {
-    case 1: return stream_steps<1>(x, from, w, tiles, steps, sums);
-    case 2: return stream_steps<2>(x, from, w, tiles, steps, sums);
-    case 3: return stream_steps<3>(x, from, w, tiles, steps, sums);
-    default: return stream_steps<few_rows>(x, from, w, tiles, steps, sums);
+    case 1: return stream_steps<1>(x, from, w, tiles, first_step, steps, sums);
+    case 2: return stream_steps<2>(x, from, w, tiles, first_step, steps, sums);
+    case 3: return stream_steps<3>(x, from, w, tiles, first_step, steps, sums);
+    default: return stream_steps<few_rows>(x, from, w, tiles, first_step, steps, sums);
   }
 }
 
-// Column tiles, perhaps of several weights of one shape, that multiply one input of few rows.
+// Column tiles, perhaps of several weights of one shape and storage, that multiply one input of few rows.
+template <class Source>
 class few_tiles {
  public:
   void add(const amx_product& call, int tile) {
-    const ptrdiff_t bytes = call.storage == weight_storage::e4m3 ? e4m3_rows::tile_bytes : bf16_rows::tile_bytes;
-    w_[count_] = call.body + (ptrdiff_t{tile / 2} * tile_steps(call.k) * 2 + tile % 2) * bytes;
-    if (call.storage == weight_storage::e4m3) scales_[count_] = call.scales + ptrdiff_t{tile} * scale_blocks(call.k);
+    w_[count_] = call.first_tile(tile);
+    if constexpr (scaled) scales_[count_] = call.scales + ptrdiff_t{tile} * scale_blocks(call.k);
+    from_.add(call, count_, tile);
     ++count_;
   }
 
-  // The sums of the tiles added, in their order. `call` gives the input and the weights' storage.
+  // The sums of the tiles added, in their order. `call` gives the input.
   void multiply(const amx_product& call, few_sums& sums) {
-    if (call.storage == weight_storage::e4m3) return multiply_e4m3(call, sums);
-    const denormals_are_zero mode;
-    stream_steps(call.m, call.x, bf16_rows{}, w_, count_, tile_steps(call.k), sums);
+    if constexpr (scaled) {
+      multiply_scaled(call, sums);
+    } else {
+      const denormals_are_zero mode;
+      stream_steps(call.m, call.x, from_, w_, count_, 0, tile_steps(call.k), sums);
+    }
   }
 
  private:
+  static constexpr bool scaled = Source::storage == weight_storage::e4m3;
   static int scale_blocks(int k) { return (k + scale_block - 1) / scale_block; }
 
   // Some blocks at a time, because scales are applied without that mode, and to change it takes a while.
-  void multiply_e4m3(const amx_product& call, few_sums& sums) {
+  void multiply_scaled(const amx_product& call, few_sums& sums) {
     constexpr int blocks_together = 4;
     few_sums partial[blocks_together];
-    const e4m3_rows from;
     const int steps = tile_steps(call.k), blocks = scale_blocks(call.k);
     for (int t = 0; t < count_; ++t)
       for (int r = 0; r < call.m; ++r) _mm512_store_ps(sums.tile[t][r], _mm512_setzero_ps());
@@ -163,8 +203,9 @@ class few_tiles {
         for (int i = 0; i < count; ++i) {
           const int step = (first + i) * steps_in_scale_block;
           const int steps_of_block = steps - step < steps_in_scale_block ? steps - step : steps_in_scale_block;
-          stream_steps(call.m, call.x + ptrdiff_t{step} * tile_elements, from, w_, count_, steps_of_block, partial[i]);
-          for (int t = 0; t < count_; ++t) w_[t] += ptrdiff_t{steps_of_block} * 2 * e4m3_rows::tile_bytes;
+          stream_steps(call.m, call.x + ptrdiff_t{step} * tile_elements, from_, w_, count_, step, steps_of_block,
+                       partial[i]);
+          for (int t = 0; t < count_; ++t) w_[t] += ptrdiff_t{steps_of_block} * 2 * tile_bytes(Source::storage);
         }
       }
       add_scaled(call.m, first, count, partial, sums);
@@ -182,6 +223,7 @@ class few_tiles {
       }
   }
 
+  Source from_;
   const std::byte* w_[few_tiles_together];
   const float* scales_[few_tiles_together];
   int count_ = 0;

@@ -6,10 +6,18 @@
 // BF16 tile (1,024 bytes): 16 rows of 32 BF16; row r holds, for each column c, the inputs 2r and 2r + 1 side by
 // side at 2c and 2c + 1, which is what TDPBF16PS wants.
 //
-// E4M3 tile (512 bytes): 8 lines of 64 codes; line q decodes to the BF16 rows 2q and 2q + 1. Within each 16
-// bytes the first 8 codes belong to the first row and the last 8 to the second, because the decoder's
-// interleaving instructions work within 16-byte lanes. Scales: FP32 [2 ceil(n/32)][ceil(k/128)], one for each
-// tile column and 128 inputs, before the body.
+// Coded BF16 tile (768 bytes): the same values in 12 bits each. The upper byte of a BF16 (its sign and seven bits of
+// exponent) takes few values in a trained weight, so a code of 4 bits stands for it, an index into the weight's table
+// of 16 upper bytes; the lower byte stays as it is. 4 groups of 4 rows; a group is a line of 64 pairs of codes, then
+// two lines of lower bytes, of the rows 4g and 4g + 1 and of the rows 4g + 2 and 4g + 3; the lower half of each code
+// byte belongs to the first of these lines. Within each 16 bytes the first 8 belong to the first row of the two,
+// because the decoder's interleaving instructions work within 16-byte lanes. What the table does not know is an
+// exception: before a panel's tiles lie, for each of its two tile columns, `exception_slots` words of
+// step << 17 | position in the tile << 8 | upper byte, ascending, unused ones with all bits set. Columns beyond n and
+// inputs beyond k are some positive number, since zero may be an exception. Before the body lies the table.
+//
+// E4M3 tile (512 bytes): 8 lines of 64 codes; line q decodes to the BF16 rows 2q and 2q + 1, within 16 bytes as above.
+// Scales: FP32 [2 ceil(n/32)][ceil(k/128)], one for each tile column and 128 inputs, before the body.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +34,43 @@ inline constexpr int tile_elements = tile_columns * tile_depth;
 inline constexpr int steps_in_scale_block = scale_block / tile_depth;
 
 [[gnu::always_inline]] constexpr inline int tile_steps(int k) { return (k + tile_depth - 1) / tile_depth; }
+
+[[gnu::always_inline]] constexpr inline ptrdiff_t tile_bytes(weight_storage storage) {
+  switch (storage) {
+    case weight_storage::bf16_coded: return tile_elements * 3 / 2;
+    case weight_storage::e4m3: return tile_elements;
+    default: return tile_elements * 2;
+  }
+}
+
+// Where the row pair that a line of 64 one-byte elements decodes to begins keeps its element `at` of the line.
+constexpr int position_in_pair(int at) { return at % 16 / 8 * tile_depth + at / 16 * 8 + at % 8; }
+
+// Coded BF16.
+inline constexpr int upper_bytes = 16;        // in a weight's table
+inline constexpr int coded_group_rows = 4;    // rows of a tile that share a line of codes
+inline constexpr int coded_group_bytes = 192;  // that line and two of lower bytes
+inline constexpr int coded_steps_max = 0x7fff;  // what an exception can name
+
+// Exceptions that a tile column has room for: one in 256 elements. A weight with more stays BF16.
+[[gnu::always_inline]] constexpr inline int exception_slots(int steps) { return (2 * steps + 15) / 16 * 16; }
+
+constexpr uint32_t exception_word(int step, int position, uint8_t upper) {
+  return static_cast<uint32_t>(step) << 17 | static_cast<uint32_t>(position) << 8 | upper;
+}
+
+// Exceptions of one tile column, taken step by step.
+struct exception_cursor {
+  const uint32_t *next, *end;
+
+  // Puts what this step's tile lacks into it.
+  [[gnu::always_inline]] inline void mend(int step, uint16_t* tile) {
+    for (; next != end && *next >> 17 == static_cast<uint32_t>(step); ++next) {
+      uint16_t& element = tile[*next >> 8 & (tile_elements - 1)];
+      element = static_cast<uint16_t>((*next & 0xff) << 8 | (element & 0xff));
+    }
+  }
+};
 
 // Where input `at` (0 .. 31) of column `column` (0 .. 15) lies in a BF16 tile.
 constexpr int bf16_position(int column, int at) { return at / 2 * tile_depth + 2 * column + at % 2; }
@@ -45,13 +90,37 @@ constexpr int e4m3_position(int column, int at) {
 
 // y = x W^T for columns [n_begin, n_end).
 struct amx_product {
-  weight_storage storage;  // bf16 or e4m3
+  weight_storage storage;  // bf16, bf16_coded or e4m3
   const std::byte* body;
-  const float* scales;
+  const float* scales;         // e4m3
+  const uint8_t* upper_bytes;  // bf16_coded: [16]
   int n, k;
   const uint16_t* x;  // input tiles, 64-byte aligned
   int m;
   int n_begin, n_end;
+
+  // Where the first tile of tile column `column` lies; its others follow two tiles apart.
+  [[gnu::always_inline]] inline const std::byte* first_tile(int column) const {
+    return panel(column / 2) + exception_bytes() + column % 2 * tile_bytes(storage);
+  }
+  // Requires: storage is bf16_coded.
+  [[gnu::always_inline]] inline exception_cursor exceptions(int column) const {
+    const int slots = exception_slots(tile_steps(k));
+    const uint32_t* first = reinterpret_cast<const uint32_t*>(panel(column / 2)) + column % 2 * slots;
+    return {first, first + slots};
+  }
+  // Bytes of a panel.
+  [[gnu::always_inline]] inline ptrdiff_t panel_bytes() const {
+    return exception_bytes() + ptrdiff_t{tile_steps(k)} * 2 * tile_bytes(storage);
+  }
+
+ private:
+  [[gnu::always_inline]] inline const std::byte* panel(int index) const { return body + index * panel_bytes(); }
+  [[gnu::always_inline]] inline ptrdiff_t exception_bytes() const {
+    return storage == weight_storage::bf16_coded
+               ? ptrdiff_t{2} * exception_slots(tile_steps(k)) * static_cast<ptrdiff_t>(sizeof(uint32_t))
+               : 0;
+  }
 };
 
 }  // namespace troupe::kernels

@@ -46,6 +46,48 @@ const uint16_t* input_tiles(const amx_product& call, int row, int step) {
   return call.x + (ptrdiff_t{row / tile_rows} * tile_steps(call.k) + step) * tile_elements;
 }
 
+// Where a panel's BF16 tiles come from, from its first wanted column on. steps(step, count): those steps, at most
+// steps_in_block if `decodes`, as [count][2][tile]. at(step): where their bytes lie in memory, `lines` lines a step.
+struct bf16_steps {
+  static constexpr bool decodes = false;
+  static constexpr int lines = lines_of_step;
+  const uint16_t* w;
+
+  bf16_steps(const amx_product& call, const panel& p)
+      : w(reinterpret_cast<const uint16_t*>(call.first_tile(p.index * 2 + p.first))) {}
+  const char* at(int step) const { return reinterpret_cast<const char*>(w + ptrdiff_t{step} * 2 * tile_elements); }
+  const uint16_t* steps(int step, int) const { return w + ptrdiff_t{step} * 2 * tile_elements; }
+};
+
+struct coded_steps {
+  static constexpr bool decodes = true;
+  static constexpr ptrdiff_t tile = tile_bytes(weight_storage::bf16_coded);
+  static constexpr int lines = 2 * tile / line_bytes;
+  const std::byte* codes;
+  const __m512i upper;
+  const int columns;
+  exception_cursor exceptions[2];
+  alignas(64) uint16_t decoded[steps_in_block * 2 * tile_elements];
+
+  coded_steps(const amx_product& call, const panel& p)
+      : codes(call.first_tile(p.index * 2 + p.first)),
+        upper(load_upper_bytes(call.upper_bytes)),
+        columns(p.columns),
+        exceptions{call.exceptions(p.index * 2 + p.first), call.exceptions(p.index * 2 + p.first + p.columns - 1)} {}
+  const char* at(int step) const { return reinterpret_cast<const char*>(codes + ptrdiff_t{step} * 2 * tile); }
+  // Fetches what lies `ahead` bytes further, unless that is 0.
+  const uint16_t* steps(int step, int count, ptrdiff_t ahead = 0) {
+    const std::byte* from = codes + ptrdiff_t{step} * 2 * tile;
+    for (int i = 0; i < count; ++i)
+      for (int c = 0; c < columns; ++c) {
+        uint16_t* to = decoded + (ptrdiff_t{i} * 2 + c) * tile_elements;
+        decode_tile(upper, from + (ptrdiff_t{i} * 2 + c) * tile, to, ahead);
+        exceptions[c].mend(step + i, to);
+      }
+    return decoded;
+  }
+};
+
 // Sums of `Rows` row tiles over the steps of a block, which continue those at `sums` unless the block is the first.
 template <int Rows, int Columns>
 void bf16_block(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps, bool first,
@@ -58,25 +100,39 @@ void bf16_block(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int st
   store_tiles<Rows, Columns>(sums);
 }
 
-template <int Columns>
-void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, panel_sums& sums) {
+// Sums of at most two row tiles, which stay in registers.
+template <int Rows, int Columns, class Steps>
+void bf16_once(const amx_product& call, int row, Steps& w, float* sums) {
   const int steps = tile_steps(call.k);
-  const ptrdiff_t row_tile = ptrdiff_t{steps} * tile_elements;
-  const auto* w =
-      reinterpret_cast<const uint16_t*>(call.body) + (ptrdiff_t{p.index} * steps * 2 + p.first) * tile_elements;
-  const int tiles = rows.tiles();
-  // More rows than tiles hold pass block by block over the inputs, so that a block's weights stay in the first-level
-  // cache from one pass to the next.
-  const int passes = (tiles + 1) / 2;
-  const int block = passes == 1 ? steps : steps_in_block;
-  // Weights come from memory: the passes share in fetching those some steps ahead, unless other rows did.
-  const int steps_ahead = passes == 1 ? 3 : steps_in_block;
-  const int lines = rows.first > 0 ? 0 : (lines_of_step + passes - 1) / passes;
+  const int block = Steps::decodes ? steps_in_block : steps, steps_ahead = Steps::decodes ? 2 * steps_in_block : 3;
+  const int lines = row > 0 ? 0 : Steps::lines;
+  zero_tiles<Rows, Columns>();
   for (int step = 0; step < steps; step += block) {
     const int count = steps - step < block ? steps - step : block;
-    const uint16_t* from = w + ptrdiff_t{step} * 2 * tile_elements;
+    add_products<Rows, Columns>(input_tiles(call, row, step), ptrdiff_t{steps} * tile_elements, w.steps(step, count),
+                                count, {w.at(step + steps_ahead), lines});
+  }
+  store_tiles<Rows, Columns>(sums);
+}
+
+template <int Columns, class Steps>
+void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, panel_sums& sums) {
+  Steps w(call, p);
+  const int tiles = rows.tiles();
+  if (tiles == 1) return bf16_once<1, Columns>(call, rows.first, w, sums.tile);
+  if (tiles == 2) return bf16_once<2, Columns>(call, rows.first, w, sums.tile);
+  const int steps = tile_steps(call.k);
+  const ptrdiff_t row_tile = ptrdiff_t{steps} * tile_elements;
+  // More rows than tiles hold pass block by block over the inputs, so that a block's weights stay in the first-level
+  // cache from one pass to the next. Weights come from memory: the passes share in fetching the next block's, unless
+  // other rows did.
+  const int passes = (tiles + 1) / 2;
+  const int lines = rows.first > 0 ? 0 : (Steps::lines + passes - 1) / passes;
+  for (int step = 0; step < steps; step += steps_in_block) {
+    const int count = steps - step < steps_in_block ? steps - step : steps_in_block;
+    const uint16_t* from = w.steps(step, count);
     const uint16_t* x = input_tiles(call, rows.first, step);
-    prefetch_plan ahead{reinterpret_cast<const char*>(from + ptrdiff_t{steps_ahead} * 2 * tile_elements), lines};
+    prefetch_plan ahead{w.at(step + steps_in_block), lines};
     for (int t = 0; t < tiles; t += 2, x += 2 * row_tile) {
       float* at = sums.tile + ptrdiff_t{t} * 2 * tile_sums;
       if (t + 1 < tiles)
@@ -88,14 +144,23 @@ void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, 
   }
 }
 
-// Where a BF16 panel begins.
-const uint16_t* panel_of(const amx_product& call, const panel& p) {
-  return reinterpret_cast<const uint16_t*>(call.body) + ptrdiff_t{p.index} * tile_steps(call.k) * 2 * tile_elements;
-}
-
-// Two whole panels of weights of one width, for at most one row tile.
-void bf16_two_panels(const amx_product& call, const uint16_t* first, const uint16_t* second, panel_sums* sums) {
-  accumulate_two_panels(call.x, first, second, tile_steps(call.k));
+// Two whole panels of weights of one width and storage (not e4m3), for at most one row tile.
+void two_panels(const amx_product& a, const panel& first, const amx_product& b, const panel& second,
+                panel_sums* sums) {
+  const int steps = tile_steps(a.k);
+  zero_tiles<2, 2>();
+  if (a.storage == weight_storage::bf16) {
+    add_two_panels<true>(a.x, bf16_steps(a, first).w, bf16_steps(b, second).w, steps);
+  } else {
+    coded_steps w[2] = {{a, first}, {b, second}};
+    constexpr int together = 2;
+    constexpr ptrdiff_t ahead = 4096;
+    for (int step = 0; step < steps; step += together) {
+      const int count = steps - step < together ? steps - step : together;
+      add_two_panels<false>(input_tiles(a, 0, step), w[0].steps(step, count, ahead), w[1].steps(step, count, ahead),
+                            count);
+    }
+  }
   constexpr ptrdiff_t row_bytes = 64;
   _tile_stored(0, sums[0].tile, row_bytes);
   _tile_stored(1, sums[0].tile + tile_sums, row_bytes);
@@ -128,15 +193,14 @@ void e4m3_panel(const amx_product& call, const panel& p, const row_range& rows, 
   const int blocks = (call.k + scale_block - 1) / scale_block;
   const int tiles = rows.tiles();
   const ptrdiff_t row_tile = ptrdiff_t{steps} * tile_elements;
-  const auto* codes =
-      reinterpret_cast<const uint8_t*>(call.body) + (ptrdiff_t{p.index} * steps * 2 + p.first) * tile_elements;
+  const std::byte* codes = call.first_tile(p.index * 2 + p.first);
   const float* scales = call.scales + ptrdiff_t{p.index * 2 + p.first} * blocks;
   for (ptrdiff_t i = 0; i < tiles * 2 * tile_sums; i += lane_count) _mm512_store_ps(sums.tile + i, _mm512_setzero_ps());
   for (int block = 0; block < blocks; ++block) {
     const int first_step = block * steps_in_scale_block;
     const int count = steps - first_step < steps_in_scale_block ? steps - first_step : steps_in_scale_block;
     for (int c = 0; c < Columns; ++c)
-      decode_tiles(codes + (ptrdiff_t{first_step} * 2 + c) * tile_elements, w + c * tile_elements, count, 2);
+      decode_tiles(codes + (ptrdiff_t{first_step} * 2 + c) * tile_elements, w + c * tile_elements, count);
     const float scale[2] = {scales[block], Columns > 1 ? scales[blocks + block] : 0};
     const uint16_t* x = input_tiles(call, rows.first, first_step);
     for (int t = 0; t < tiles; t += 2, x += 2 * row_tile) {
@@ -149,12 +213,17 @@ void e4m3_panel(const amx_product& call, const panel& p, const row_range& rows, 
   }
 }
 
+template <int Columns>
 void multiply_panel(const amx_product& call, const panel& p, const row_range& rows, panel_sums& sums) {
-  if (call.storage == weight_storage::e4m3) {
-    p.columns == 2 ? e4m3_panel<2>(call, p, rows, sums) : e4m3_panel<1>(call, p, rows, sums);
-  } else {
-    p.columns == 2 ? bf16_panel<2>(call, p, rows, sums) : bf16_panel<1>(call, p, rows, sums);
+  switch (call.storage) {
+    case weight_storage::e4m3: return e4m3_panel<Columns>(call, p, rows, sums);
+    case weight_storage::bf16_coded: return bf16_panel<Columns, coded_steps>(call, p, rows, sums);
+    default: return bf16_panel<Columns, bf16_steps>(call, p, rows, sums);
   }
+}
+
+void multiply_panel(const amx_product& call, const panel& p, const row_range& rows, panel_sums& sums) {
+  p.columns == 2 ? multiply_panel<2>(call, p, rows, sums) : multiply_panel<1>(call, p, rows, sums);
 }
 
 // Row r's sums of column tile c.
@@ -169,13 +238,13 @@ struct finished_part {
 };
 
 // Calls sink(part, sums) for each part of a product of few rows; sums(r, c) is row r's of column tile c.
-template <class Sink>
+template <class Source, class Sink>
 void multiply_few(const amx_product& call, Sink sink) {
   few_sums sums;
   const int end = (call.n_end + tile_columns - 1) / tile_columns;
   for (int tile = call.n_begin / tile_columns; tile < end; tile += few_tiles_together) {
     const int count = end - tile < few_tiles_together ? end - tile : few_tiles_together;
-    few_tiles tiles;
+    few_tiles<Source> tiles;
     for (int t = 0; t < count; ++t) tiles.add(call, tile + t);
     tiles.multiply(call, sums);
     sink(finished_part{tile * tile_columns, count, {0, call.m}},
@@ -183,19 +252,30 @@ void multiply_few(const amx_product& call, Sink sink) {
   }
 }
 
+// Calls then.operator()<Source>() with the source of few rows that fits the storage.
+template <class Then>
+void with_source(weight_storage storage, Then then) {
+  switch (storage) {
+    case weight_storage::e4m3: return then.template operator()<e4m3_source>();
+    case weight_storage::bf16_coded: return then.template operator()<coded_source>();
+    default: return then.template operator()<bf16_source>();
+  }
+}
+
 // Calls sink(part, sums) for each part of the product.
 template <class Sink>
 void multiply(const amx_product& call, Sink sink) {
   if (call.m <= 0) return;
-  if (call.m <= few_rows) return multiply_few(call, sink);
+  if (call.m <= few_rows)
+    return with_source(call.storage, [&]<class Source>() { multiply_few<Source>(call, sink); });
   amx_prepare_thread();
   panel_sums sums[2];
-  const bool in_pairs = call.m <= tile_rows && call.storage == weight_storage::bf16;
+  const bool in_pairs = call.m <= tile_rows && call.storage != weight_storage::e4m3;
   for (int column = call.n_begin; column < call.n_end;) {
     const panel p = panel_at(call, column);
     if (const int next = column + 2 * tile_columns; in_pairs && p.columns == 2 && next < call.n_end) {
       if (const panel q = panel_at(call, next); q.columns == 2) {
-        bf16_two_panels(call, panel_of(call, p), panel_of(call, q), sums);
+        two_panels(call, p, call, q, sums);
         for (int i = 0; i < 2; ++i)
           sink(finished_part{column + i * 2 * tile_columns, 2, {0, call.m}},
                [&](int r, int c) { return sums_of(sums[i], r, c); });
@@ -224,6 +304,7 @@ template <class Gates, class Ups>
   }
 }
 
+template <class Source>
 void gated_few(const amx_product& gate, const amx_product& up, uint16_t* out) {
   few_sums sums;
   constexpr int together = few_tiles_together / 2;  // of either weight
@@ -231,7 +312,7 @@ void gated_few(const amx_product& gate, const amx_product& up, uint16_t* out) {
   const int end = (gate.n_end + 2 * tile_columns - 1) / (2 * tile_columns) * 2;
   for (int tile = gate.n_begin / tile_columns; tile < end; tile += together) {
     const int count = end - tile < together ? end - tile : together;
-    few_tiles tiles;
+    few_tiles<Source> tiles;
     for (int t = 0; t < count; ++t) tiles.add(gate, tile + t);
     for (int t = 0; t < count; ++t) tiles.add(up, tile + t);
     tiles.multiply(gate, sums);
@@ -323,16 +404,17 @@ bool amx_matmul_apart(const amx_product& call, bool bf16, std::byte* const* rows
 
 void amx_gated_matmul(const amx_product& gate, const amx_product& up, uint16_t* out) {
   if (gate.m <= 0) return;
-  if (gate.m <= few_rows && gate.storage == up.storage) return gated_few(gate, up, out);
+  if (gate.m <= few_rows && gate.storage == up.storage)
+    return with_source(gate.storage, [&]<class Source>() { gated_few<Source>(gate, up, out); });
   amx_prepare_thread();
   panel_sums sums[2];  // of the gate and of the other
-  const bool in_pairs = gate.m <= tile_rows && gate.storage == weight_storage::bf16 && up.storage == gate.storage;
+  const bool in_pairs = gate.m <= tile_rows && gate.storage != weight_storage::e4m3 && up.storage == gate.storage;
   for (int column = gate.n_begin; column < gate.n_end; column += 2 * tile_columns) {
     const panel p{column / (2 * tile_columns), 0, 2};  // packed weights end with a whole panel
     for (int first = 0; first < gate.m; first += rows_together) {
       const row_range rows{first, gate.m - first < rows_together ? gate.m - first : rows_together};
       if (in_pairs) {
-        bf16_two_panels(gate, panel_of(gate, p), panel_of(up, p), sums);
+        two_panels(gate, p, up, p, sums);
       } else {
         multiply_panel(gate, p, rows, sums[0]);
         multiply_panel(up, p, rows, sums[1]);

@@ -1,52 +1,131 @@
 #include "kernels/cpu/amx_pack.hpp"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
+#include "kernels/cpu/amx_coding.hpp"
 #include "kernels/cpu/transpose.hpp"
 
 namespace troupe::kernels {
 namespace {
 
-// Fills tiles with read(column, depth) at position(column in tile, depth in tile). The memory is already zero.
-template <class Element, class Position, class Read>
-void fill_tiles(const weight_reader& weight, std::byte* body, Position position, Read read) {
+// The memory is already zero.
+void fill_e4m3_tiles(const weight_reader& weight, uint8_t* body) {
   const int steps = tile_steps(weight.depth());
   for (int column = 0; column < weight.columns(); column += tile_columns) {
     const int tile_column = column / tile_columns;
     const int width = std::min(tile_columns, weight.columns() - column);
     for (int step = 0; step < steps; ++step) {
       const int64_t tile = (int64_t{tile_column / 2} * steps + step) * 2 + tile_column % 2;
-      auto* out = reinterpret_cast<Element*>(body) + tile * tile_elements;
+      uint8_t* out = body + tile * tile_elements;
       const int depth = std::min(tile_depth, weight.depth() - step * tile_depth);
       for (int c = 0; c < width; ++c)
-        for (int i = 0; i < depth; ++i) out[position(c, i)] = read(column + c, step * tile_depth + i);
+        for (int i = 0; i < depth; ++i)
+          out[e4m3_position(c, i)] = weight.stored<uint8_t>(column + c, step * tile_depth + i);
     }
   }
 }
 
-// The same for BF16 that lies straight, a pair of tiles at a time so that the output is one stream. A row's two
-// neighbouring inputs are one word of the tile.
-void fill_bf16_tiles(const weight_reader& weight, std::byte* body) {
-  constexpr size_t tile_bytes = tile_elements * sizeof(uint16_t);
-  constexpr int ahead = 4 * tile_depth;  // how far the rows, each a stream of its own, are prefetched
+// Makes BF16 tiles of a weight. `padding` stands where the weight has no element.
+class tile_maker {
+ public:
+  tile_maker(const weight_reader& weight, uint16_t padding) : weight_(weight), padding_(padding) {}
+
+  // The tile of columns [column, column + 16) at a step: out [tile_elements], in tile order.
+  void make(int column, int step, uint16_t* out) const {
+    constexpr int ahead = 4 * tile_depth;  // how far the rows, each a stream of its own, are prefetched
+    const int width = std::clamp(weight_.columns() - column, 0, tile_columns);
+    const int depth = std::min(tile_depth, weight_.depth() - step * tile_depth);
+    if (width == tile_columns && depth == tile_depth && weight_.dtype() == weight_dtype::bf16 &&
+        !weight_.transposed()) {
+      const int64_t stride = int64_t{weight_.depth()} * 2;
+      const std::byte* rows = weight_.row(column) + step * tile_depth * 2;
+      for (int c = 0; c < tile_columns; ++c) __builtin_prefetch(rows + c * stride + ahead * 2);
+      transpose_words(rows, stride, reinterpret_cast<std::byte*>(out));  // two neighbouring inputs are a word
+      return;
+    }
+    std::fill_n(out, tile_elements, padding_);
+    for (int c = 0; c < width; ++c)
+      for (int i = 0; i < depth; ++i) out[bf16_position(c, i)] = element(column + c, step * tile_depth + i);
+  }
+
+  uint16_t element(int column, int at) const {
+    return weight_.dtype() == weight_dtype::f32 ? bf16_round(weight_.stored<float>(column, at))
+                                                : weight_.stored<uint16_t>(column, at);
+  }
+
+ private:
+  const weight_reader& weight_;
+  uint16_t padding_;
+};
+
+// Calls each(column, step) for the tiles of a weight in the order of its body, until one returns false.
+template <class Each>
+bool each_tile(const weight_reader& weight, Each each) {
   const int steps = tile_steps(weight.depth());
-  const int64_t stride = int64_t{weight.depth()} * 2;
-  for (int column = 0; column < weight.columns(); column += 2 * tile_columns)
+  for (int panel = 0; panel < weight.columns(); panel += 2 * tile_columns)
     for (int step = 0; step < steps; ++step)
-      for (int first = column; first < column + 2 * tile_columns; first += tile_columns, body += tile_bytes) {
-        const int width = std::min(tile_columns, weight.columns() - first);
-        const int depth = std::min(tile_depth, weight.depth() - step * tile_depth);
-        if (width == tile_columns && depth == tile_depth) {
-          const std::byte* rows = weight.row(first) + step * tile_depth * 2;
-          for (int c = 0; c < tile_columns; ++c) __builtin_prefetch(rows + c * stride + ahead * 2);
-          transpose_words(rows, stride, body);
-          continue;
-        }
-        auto* out = reinterpret_cast<uint16_t*>(body);
-        for (int c = 0; c < width; ++c)
-          for (int i = 0; i < depth; ++i)
-            out[bf16_position(c, i)] = weight.stored<uint16_t>(first + c, step * tile_depth + i);
-      }
+      for (int column = panel; column < panel + 2 * tile_columns; column += tile_columns)
+        if (!each(column, step)) return false;
+  return true;
+}
+
+packed_matrix pack_bf16(const weight_reader& weight) {
+  packed_matrix packed = empty_amx(weight_storage::bf16, weight.columns(), weight.depth());
+  const tile_maker tiles(weight, 0);
+  auto* out = reinterpret_cast<uint16_t*>(packed.mutable_data());
+  each_tile(weight, [&](int column, int step) {
+    tiles.make(column, step, out);
+    out += tile_elements;
+    return true;
+  });
+  return packed;
+}
+
+// The table for the upper bytes of a weight, from a sample of its elements.
+upper_byte_table table_of(const weight_reader& weight) {
+  constexpr int most = 128;  // columns, and elements of each
+  std::array<uint32_t, 256> counts{};
+  const tile_maker tiles(weight, 0);
+  const int columns = std::min(most, weight.columns()), inputs = std::min(most, weight.depth());
+  for (int c = 0; c < columns; ++c)
+    for (int i = 0; i < inputs; ++i) {
+      // The inputs of one column lie between those of the next.
+      const int64_t at = (int64_t{i} * columns + c) * weight.depth() / (int64_t{columns} * inputs);
+      const int64_t column = int64_t{c} * weight.columns() / columns;
+      ++counts[tiles.element(static_cast<int>(column), static_cast<int>(at)) >> 8U];
+    }
+  return upper_byte_table::of(counts);
+}
+
+// Nothing when the weight has too many exceptions.
+packed_matrix pack_coded(const weight_reader& weight) {
+  if (tile_steps(weight.depth()) >= coded_steps_max) return {};
+  static const auto code = cpu_features::detect().amx_bf16 ? code_tile_avx512 : code_tile;
+  const upper_byte_table table = table_of(weight);
+  packed_matrix packed = empty_amx(weight_storage::bf16_coded, weight.columns(), weight.depth());
+  std::copy(table.upper.begin(), table.upper.end(), reinterpret_cast<uint8_t*>(packed.mutable_data()));
+  const amx_product body = amx_product_of(packed);
+  const tile_maker tiles(weight, table.padding());
+  uint32_t* exceptions[2] = {};
+  const uint32_t* ends[2] = {};
+  const bool fits = each_tile(weight, [&](int column, int step) {
+    const int tile_column = column / tile_columns, half = tile_column % 2;
+    if (step == 0) {
+      const exception_cursor room = body.exceptions(tile_column);
+      exceptions[half] = const_cast<uint32_t*>(room.next);
+      ends[half] = room.end;
+      std::fill(exceptions[half], const_cast<uint32_t*>(room.end), ~0U);
+    }
+    alignas(64) uint16_t tile[tile_elements];
+    tile_misses misses;
+    tiles.make(column, step, tile);
+    const std::byte* out = body.first_tile(tile_column) + ptrdiff_t{step} * 2 * tile_bytes(body.storage);
+    code(table, tile, const_cast<std::byte*>(out), misses);
+    return note_exceptions(tile, step, misses, exceptions[half], ends[half]);
+  });
+  return fits ? std::move(packed) : packed_matrix();
 }
 
 void fill_scales(const weight_reader& weight, float* out) {
@@ -58,39 +137,27 @@ void fill_scales(const weight_reader& weight, float* out) {
 }  // namespace
 
 packed_matrix empty_amx(weight_storage storage, int columns, int depth) {
-  const bool scaled = storage == weight_storage::e4m3;
-  const auto pairs = static_cast<size_t>((columns + 2 * tile_columns - 1) / (2 * tile_columns));
+  const auto panels = static_cast<size_t>((columns + 2 * tile_columns - 1) / (2 * tile_columns));
   const auto blocks = static_cast<size_t>((depth + scale_block - 1) / scale_block);
   packed_parts parts{static_cast<uint32_t>(storage), 0, 0};
-  if (scaled) parts.body_offset = round_up_to_line(2 * pairs * blocks * sizeof(float));
-  const size_t elements = pairs * static_cast<size_t>(tile_steps(depth)) * 2 * tile_elements;
-  const size_t bytes = parts.body_offset + elements * (scaled ? sizeof(uint8_t) : sizeof(uint16_t));
+  if (storage == weight_storage::e4m3) parts.body_offset = round_up_to_line(2 * panels * blocks * sizeof(float));
+  if (storage == weight_storage::bf16_coded) parts.body_offset = round_up_to_line(upper_bytes);
+  amx_product shape{};
+  shape.storage = storage;
+  shape.k = depth;
+  const size_t bytes = parts.body_offset + panels * static_cast<size_t>(shape.panel_bytes());
   return make_packed(weight_format::amx_bf16, columns, depth, bytes, parts);
 }
 
 packed_matrix pack_amx(const weight_reader& weight) {
-  const bool scaled = weight.dtype() == weight_dtype::fp8_e4m3;
-  packed_matrix packed =
-      empty_amx(scaled ? weight_storage::e4m3 : weight_storage::bf16, weight.columns(), weight.depth());
-  const packed_parts& parts = packed.parts();
-  std::byte* data = packed.mutable_data();
-  std::byte* body = data + parts.body_offset;
-  switch (weight.dtype()) {
-    case weight_dtype::fp8_e4m3:
-      fill_scales(weight, reinterpret_cast<float*>(data + parts.scales_offset));
-      fill_tiles<uint8_t>(weight, body, e4m3_position, [&](int c, int i) { return weight.stored<uint8_t>(c, i); });
-      break;
-    case weight_dtype::bf16:
-      if (weight.transposed())
-        fill_tiles<uint16_t>(weight, body, bf16_position, [&](int c, int i) { return weight.stored<uint16_t>(c, i); });
-      else
-        fill_bf16_tiles(weight, body);
-      break;
-    case weight_dtype::f32:
-      fill_tiles<uint16_t>(weight, body, bf16_position,
-                           [&](int c, int i) { return bf16_round(weight.stored<float>(c, i)); });
-      break;
+  if (weight.dtype() != weight_dtype::fp8_e4m3) {
+    packed_matrix coded = pack_coded(weight);
+    return coded ? std::move(coded) : pack_bf16(weight);
   }
+  packed_matrix packed = empty_amx(weight_storage::e4m3, weight.columns(), weight.depth());
+  std::byte* data = packed.mutable_data();
+  fill_scales(weight, reinterpret_cast<float*>(data + packed.parts().scales_offset));
+  fill_e4m3_tiles(weight, reinterpret_cast<uint8_t*>(data + packed.parts().body_offset));
   return packed;
 }
 
@@ -101,6 +168,8 @@ amx_product amx_product_of(const packed_matrix& packed) {
   product.body = packed.data() + parts.body_offset;
   if (product.storage == weight_storage::e4m3)
     product.scales = reinterpret_cast<const float*>(packed.data() + parts.scales_offset);
+  if (product.storage == weight_storage::bf16_coded)
+    product.upper_bytes = reinterpret_cast<const uint8_t*>(packed.data());
   product.n = packed.n();
   product.k = packed.k();
   return product;

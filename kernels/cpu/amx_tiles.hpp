@@ -84,22 +84,23 @@ template <int Rows, int Columns>
 
 // The sums over `steps` from zero.
 template <int Rows, int Columns>
-[[gnu::always_inline]] inline void accumulate_tiles(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps,
-                                                    prefetch_plan ahead = {}) {
+[[gnu::always_inline]] inline void accumulate_tiles(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w,
+                                                    int steps) {
   zero_tiles<Rows, Columns>();
-  add_products<Rows, Columns>(x, x_stride, w, steps, ahead);
+  add_products<Rows, Columns>(x, x_stride, w, steps, {});
 }
 
-// The sums of one row tile over two panels, from zero: accumulators 0 and 1 of the first, 2 and 3 of the second. Two
-// streams of weights pass, because the processor fetches them faster than one.
-[[gnu::always_inline]] inline void accumulate_two_panels(const uint16_t* x, const uint16_t* first,
-                                                         const uint16_t* second, int steps) {
+// Adds the products of one row tile over two panels: accumulators 0 and 1 of the first, 2 and 3 of the second. Two
+// streams of weights pass, because the processor fetches them faster than one. Fetch: fetches what lies two steps
+// further.
+template <bool Fetch>
+[[gnu::always_inline]] inline void add_two_panels(const uint16_t* x, const uint16_t* first, const uint16_t* second,
+                                                  int steps) {
   constexpr ptrdiff_t row_bytes = 64, ahead = 2 * 2 * tile_elements;  // two steps
-  zero_tiles<2, 2>();
   finish_stores();
   for (int step = 0; step < steps;
        ++step, x += tile_elements, first += 2 * tile_elements, second += 2 * tile_elements) {
-    for (int line = 0; line < lines_of_step; ++line) {
+    for (int line = 0; Fetch && line < lines_of_step; ++line) {
       __builtin_prefetch(first + ahead + line * line_bytes / 2, 0, 1);
       __builtin_prefetch(second + ahead + line * line_bytes / 2, 0, 1);
     }

@@ -120,6 +120,7 @@ void matmul(const f32_product& call) {
     case weight_storage::f32: return multiply<V, f32_panels<V>>(call);
     case weight_storage::bf16: return multiply<V, bf16_panels<V>>(call);
     case weight_storage::e4m3: return multiply<V, e4m3_panels<V>>(call);
+    case weight_storage::bf16_coded: return;  // for tiles alone; no packer makes one here
   }
 }
 

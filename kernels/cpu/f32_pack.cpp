@@ -12,6 +12,7 @@ constexpr size_t element_bytes(weight_storage storage) {
     case weight_storage::f32: return 4;
     case weight_storage::bf16: return 2;
     case weight_storage::e4m3: return 1;
+    case weight_storage::bf16_coded: break;  // for tiles alone
   }
   return 4;
 }

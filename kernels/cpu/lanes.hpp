@@ -18,8 +18,8 @@ inline constexpr int lane_count = 16;
 inline constexpr int block_positions = 32;  // positions in a KV block
 inline constexpr int scale_block = 128;     // rows and columns of a weight that share one FP8 scale
 
-// How a packed f32 weight keeps its values. All widen to FP32 exactly.
-enum class weight_storage : uint32_t { f32, bf16, e4m3 };
+// How a packed weight keeps its values. All widen to FP32 exactly; coded BF16 (amx_layout.hpp) is for tiles alone.
+enum class weight_storage : uint32_t { f32, bf16, e4m3, bf16_coded };
 
 // y[i, j] = sum over k of x[i, k] * w[j, k], columns j in [n_begin, n_end).
 struct f32_product {
