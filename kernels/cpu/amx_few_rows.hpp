@@ -43,19 +43,21 @@ struct tile_row_pair {
   return {_mm512_load_si512(at), _mm512_load_si512(at + 64)};
 }
 
-// Where column tiles come from. begin(t, step, at): column tile t's bytes at that step are at `at`; pair(q) gives its
-// rows. Each fetches what lies 1 KiB further.
-constexpr ptrdiff_t bytes_ahead = 1024;
+// Where column tiles come from. begin(t, step, at, next): column tile t's bytes at that step are at `at`, and those that
+// it is to fetch at `next`; pair(q) gives its rows.
 
 struct bf16_source {
   static constexpr weight_storage storage = weight_storage::bf16;
-  const std::byte* tile;
+  const std::byte *tile, *ahead;
 
   void add(const amx_product&, int, int) {}
-  [[gnu::always_inline]] inline void begin(int, int, const std::byte* at) { tile = at; }
+  [[gnu::always_inline]] inline void begin(int, int, const std::byte* at, const std::byte* next) {
+    tile = at;
+    ahead = next;
+  }
   [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
-    __builtin_prefetch(tile + q * 128 + bytes_ahead);
-    __builtin_prefetch(tile + q * 128 + bytes_ahead + 64);
+    __builtin_prefetch(ahead + q * 128);
+    __builtin_prefetch(ahead + q * 128 + 64);
     return load_pair(tile, q);
   }
 };
@@ -63,12 +65,15 @@ struct bf16_source {
 struct e4m3_source {
   static constexpr weight_storage storage = weight_storage::e4m3;
   const e4m3_decoder decoder;
-  const std::byte* tile;
+  const std::byte *tile, *ahead;
 
   void add(const amx_product&, int, int) {}
-  [[gnu::always_inline]] inline void begin(int, int, const std::byte* at) { tile = at; }
+  [[gnu::always_inline]] inline void begin(int, int, const std::byte* at, const std::byte* next) {
+    tile = at;
+    ahead = next;
+  }
   [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
-    __builtin_prefetch(tile + q * 64 + bytes_ahead);
+    __builtin_prefetch(ahead + q * 64);
     tile_row_pair rows;
     decoder.decode(_mm512_load_si512(tile + q * 64), rows.first, rows.second);
     return rows;
@@ -87,8 +92,8 @@ struct coded_source {
     exceptions[t] = call.exceptions(tile);
     __builtin_prefetch(exceptions[t].next);
   }
-  [[gnu::always_inline]] inline void begin(int t, int step, const std::byte* at) {
-    decode_tile(load_upper_bytes(upper[t]), at, decoded, bytes_ahead);
+  [[gnu::always_inline]] inline void begin(int t, int step, const std::byte* at, const std::byte* next) {
+    decode_tile(load_upper_bytes(upper[t]), at, decoded, next - at);
     exceptions[t].mend(step, decoded);
     finish_stores();
   }
@@ -129,11 +134,13 @@ struct few_sums {
   alignas(64) float tile[few_tiles_together][few_rows][tile_columns];
 };
 
-// sums = x W^T over `steps` steps from `first_step` on, where w[t] is column tile t and x begins. Denormals must count as zero; a function of
+// sums = x W^T over `steps` steps from `first_step` on, where w[t] is column tile t and x begins. Each step fetches
+// the next one's tiles, the last one those that lie `after` bytes from w[t]. Denormals must count as zero; a function of
 // its own, because compilers move arithmetic over a change of that mode.
 template <int Rows, class Source>
 [[gnu::noinline]] void stream_steps(const uint16_t* x, Source& from, const std::byte* const* w, int tiles,
-                                    int first_step, int steps, few_sums& sums) {
+                                    int first_step, int steps, ptrdiff_t after, few_sums& sums) {
+  constexpr ptrdiff_t step_bytes = 2 * tile_bytes(Source::storage);
   const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
   for (int t = 0; t < tiles; ++t)
     for (int r = 0; r < Rows; ++r) _mm512_store_ps(sums.tile[t][r], _mm512_setzero_ps());
@@ -147,7 +154,8 @@ template <int Rows, class Source>
     }
     finish_stores();  // so that multiply-adds broadcast from memory
     for (int t = 0; t < tiles; ++t) {
-      from.begin(t, first_step + step, w[t] + ptrdiff_t{step} * 2 * tile_bytes(Source::storage));
+      const std::byte* at = w[t] + ptrdiff_t{step} * step_bytes;
+      from.begin(t, first_step + step, at, step + 1 < steps ? at + step_bytes : w[t] + after);
       add_step<Rows>(values, from, sums.tile[t]);
     }
   }
@@ -155,12 +163,12 @@ template <int Rows, class Source>
 
 template <class Source>
 void stream_steps(int rows, const uint16_t* x, Source& from, const std::byte* const* w, int tiles, int first_step,
-                  int steps, few_sums& sums) {
+                  int steps, ptrdiff_t after, few_sums& sums) {
   switch (rows) {
-    case 1: return stream_steps<1>(x, from, w, tiles, first_step, steps, sums);
-    case 2: return stream_steps<2>(x, from, w, tiles, first_step, steps, sums);
-    case 3: return stream_steps<3>(x, from, w, tiles, first_step, steps, sums);
-    default: return stream_steps<few_rows>(x, from, w, tiles, first_step, steps, sums);
+    case 1: return stream_steps<1>(x, from, w, tiles, first_step, steps, after, sums);
+    case 2: return stream_steps<2>(x, from, w, tiles, first_step, steps, after, sums);
+    case 3: return stream_steps<3>(x, from, w, tiles, first_step, steps, after, sums);
+    default: return stream_steps<few_rows>(x, from, w, tiles, first_step, steps, after, sums);
   }
 }
 
@@ -175,13 +183,15 @@ class few_tiles {
     ++count_;
   }
 
-  // The sums of the tiles added, in their order. `call` gives the input.
-  void multiply(const amx_product& call, few_sums& sums) {
+  // The sums of the tiles added, in their order. `call` gives the input; the tiles that are to be multiplied next lie
+  // `panels` panels further.
+  void multiply(const amx_product& call, int panels, few_sums& sums) {
+    const ptrdiff_t after = panels * call.panel_bytes();
     if constexpr (scaled) {
-      multiply_scaled(call, sums);
+      multiply_scaled(call, after, sums);
     } else {
       const denormals_are_zero mode;
-      stream_steps(call.m, call.x, from_, w_, count_, 0, tile_steps(call.k), sums);
+      stream_steps(call.m, call.x, from_, w_, count_, 0, tile_steps(call.k), after, sums);
     }
   }
 
@@ -190,7 +200,7 @@ class few_tiles {
   static int scale_blocks(int k) { return (k + scale_block - 1) / scale_block; }
 
   // Some blocks at a time, because scales are applied without that mode, and to change it takes a while.
-  void multiply_scaled(const amx_product& call, few_sums& sums) {
+  void multiply_scaled(const amx_product& call, ptrdiff_t after, few_sums& sums) {
     constexpr int blocks_together = 4;
     few_sums partial[blocks_together];
     const int steps = tile_steps(call.k), blocks = scale_blocks(call.k);
@@ -203,9 +213,11 @@ class few_tiles {
         for (int i = 0; i < count; ++i) {
           const int step = (first + i) * steps_in_scale_block;
           const int steps_of_block = steps - step < steps_in_scale_block ? steps - step : steps_in_scale_block;
+          const ptrdiff_t bytes = ptrdiff_t{steps_of_block} * 2 * tile_bytes(Source::storage);
+          after -= bytes;
           stream_steps(call.m, call.x + ptrdiff_t{step} * tile_elements, from_, w_, count_, step, steps_of_block,
-                       partial[i]);
-          for (int t = 0; t < count_; ++t) w_[t] += ptrdiff_t{steps_of_block} * 2 * tile_bytes(Source::storage);
+                       first + i + 1 < blocks ? bytes : bytes + after, partial[i]);
+          for (int t = 0; t < count_; ++t) w_[t] += bytes;
         }
       }
       add_scaled(call.m, first, count, partial, sums);

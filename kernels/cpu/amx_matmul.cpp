@@ -246,7 +246,7 @@ void multiply_few(const amx_product& call, Sink sink) {
     const int count = end - tile < few_tiles_together ? end - tile : few_tiles_together;
     few_tiles<Source> tiles;
     for (int t = 0; t < count; ++t) tiles.add(call, tile + t);
-    tiles.multiply(call, sums);
+    tiles.multiply(call, few_tiles_together / 2, sums);
     sink(finished_part{tile * tile_columns, count, {0, call.m}},
          [&](int r, int c) { return avx512::load(sums.tile[c][r]); });
   }
@@ -315,7 +315,7 @@ void gated_few(const amx_product& gate, const amx_product& up, uint16_t* out) {
     few_tiles<Source> tiles;
     for (int t = 0; t < count; ++t) tiles.add(gate, tile + t);
     for (int t = 0; t < count; ++t) tiles.add(up, tile + t);
-    tiles.multiply(gate, sums);
+    tiles.multiply(gate, together / 2, sums);
     for (int t = 0; t < count; ++t)
       store_gated(
           gate.n, (tile + t) * tile_columns, {0, gate.m}, [&](int r) { return avx512::load(sums.tile[t][r]); },

@@ -1,10 +1,14 @@
 // Where packed weights lie, and whether the fast packers put every element where the plain ones do.
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <fstream>
 #include <string>
 #include <thread>
 
+#include "kernels/cpu/amx_coding.hpp"
+#include "kernels/cpu/amx_pack.hpp"
 #include "kernels/cpu/f32_pack.hpp"
 #include "tests/kernels/fixtures.hpp"
 
@@ -86,20 +90,26 @@ TEST_CASE("every element of a BF16 weight lies where its layout says") {
     CAPTURE(n);
     CAPTURE(k);
     const test_weight w = make_weight("layout.W", weight_dtype::bf16, n, k);
-    const packed_matrix tiles = pack_amx(weight_reader(w.view(), false));
-    const auto* tile_body = reinterpret_cast<const uint16_t*>(amx_product_of(tiles).body);
+    const packed_matrix packed = pack_amx(weight_reader(w.view(), false));
+    const amx_product tiles = amx_product_of(packed);
+    REQUIRE(tiles.storage == weight_storage::bf16_coded);
     const packed_matrix panels = pack_f32(weight_reader(w.view(), false));
     const auto* panel_body = reinterpret_cast<const uint16_t*>(f32_product_of(panels).panels);
     const auto expected = [&w, n = n, k = k](int column, int at) {
       return column < n && at < k ? element_of(w, column, at) : uint16_t{0};
     };
-    const int steps = tile_steps(k);
-    for (int column = 0; column < (n + 31) / 32 * 32; ++column)
-      for (int at = 0; at < steps * tile_depth; ++at) {
-        const int tile = (column / 32 * steps + at / tile_depth) * 2 + column % 32 / tile_columns;
-        const int place = tile * tile_elements + bf16_position(column % tile_columns, at % tile_depth);
-        REQUIRE(tile_body[place] == expected(column, at));
+    for (int column = 0; column < n; ++column) {
+      exception_cursor exceptions = tiles.exceptions(column / tile_columns);
+      for (int step = 0; step < tile_steps(k); ++step) {
+        std::array<uint16_t, tile_elements> tile;
+        decode_coded_tile(tiles.upper_bytes,
+                          tiles.first_tile(column / tile_columns) + ptrdiff_t{step} * 2 * tile_bytes(tiles.storage),
+                          tile.data());
+        exceptions.mend(step, tile.data());
+        for (int i = 0; i < std::min(tile_depth, k - step * tile_depth); ++i)
+          REQUIRE(tile[sized(bf16_position(column % tile_columns, i))] == expected(column, step * tile_depth + i));
       }
+    }
     for (int column = 0; column < (n + lane_count - 1) / lane_count * lane_count; ++column)
       for (int at = 0; at < k; ++at)
         REQUIRE(panel_body[(column / lane_count * k + at) * lane_count + column % lane_count] == expected(column, at));
