@@ -46,99 +46,102 @@ const uint16_t* input_tiles(const amx_product& call, int row, int step) {
   return call.x + (ptrdiff_t{row / tile_rows} * tile_steps(call.k) + step) * tile_elements;
 }
 
-// Where a panel's BF16 tiles come from, from its first wanted column on. steps(step, count): those steps, at most
-// steps_in_block if `decodes`, as [count][2][tile]. at(step): where their bytes lie in memory, `lines` lines a step.
+// Where a panel's BF16 tiles come from, from its first wanted column on. step(i, slot): both tiles of step i, which
+// follow those of the slot before; `slots` slots stay. at(i): where step i lies in memory, `lines` lines.
 struct bf16_steps {
-  static constexpr bool decodes = false;
   static constexpr int lines = lines_of_step;
   const uint16_t* w;
 
   bf16_steps(const amx_product& call, const panel& p)
       : w(reinterpret_cast<const uint16_t*>(call.first_tile(p.index * 2 + p.first))) {}
-  const char* at(int step) const { return reinterpret_cast<const char*>(w + ptrdiff_t{step} * 2 * tile_elements); }
-  const uint16_t* steps(int step, int) const { return w + ptrdiff_t{step} * 2 * tile_elements; }
+  const uint16_t* step(int i, int) const { return w + ptrdiff_t{i} * 2 * tile_elements; }
+  const char* at(int i) const { return reinterpret_cast<const char*>(step(i, 0)); }
 };
 
+// They are decoded one step at a time, between the products, which the processor overlaps.
 struct coded_steps {
-  static constexpr bool decodes = true;
   static constexpr ptrdiff_t tile = tile_bytes(weight_storage::bf16_coded);
   static constexpr int lines = 2 * tile / line_bytes;
   const std::byte* codes;
   const __m512i upper;
   const int columns;
   exception_cursor exceptions[2];
-  alignas(64) uint16_t decoded[steps_in_block * 2 * tile_elements];
+  alignas(64) uint16_t decoded[steps_in_block][2 * tile_elements];
 
   coded_steps(const amx_product& call, const panel& p)
       : codes(call.first_tile(p.index * 2 + p.first)),
         upper(load_upper_bytes(call.upper_bytes)),
         columns(p.columns),
         exceptions{call.exceptions(p.index * 2 + p.first), call.exceptions(p.index * 2 + p.first + p.columns - 1)} {}
-  const char* at(int step) const { return reinterpret_cast<const char*>(codes + ptrdiff_t{step} * 2 * tile); }
   // Fetches what lies `ahead` bytes further, unless that is 0.
-  const uint16_t* steps(int step, int count, ptrdiff_t ahead = 0) {
-    const std::byte* from = codes + ptrdiff_t{step} * 2 * tile;
-    for (int i = 0; i < count; ++i)
-      for (int c = 0; c < columns; ++c) {
-        uint16_t* to = decoded + (ptrdiff_t{i} * 2 + c) * tile_elements;
-        decode_tile(upper, from + (ptrdiff_t{i} * 2 + c) * tile, to, ahead);
-        exceptions[c].mend(step + i, to);
-      }
-    return decoded;
+  [[gnu::always_inline]] inline const uint16_t* step(int i, int slot, ptrdiff_t ahead = 0) {
+    const std::byte* from = codes + ptrdiff_t{i} * 2 * tile;
+    for (int c = 0; c < columns; ++c) {
+      uint16_t* to = decoded[slot] + ptrdiff_t{c} * tile_elements;
+      decode_tile(upper, from + c * tile, to, ahead);
+      exceptions[c].mend(i, to);
+    }
+    return decoded[slot];
   }
+  const char* at(int i) const { return reinterpret_cast<const char*>(codes + ptrdiff_t{i} * 2 * tile); }
 };
 
-// Sums of `Rows` row tiles over the steps of a block, which continue those at `sums` unless the block is the first.
+// Continues the sums of `Rows` row tiles at `sums`, unless the first step is 0, over `count` steps at `w`.
 template <int Rows, int Columns>
-void bf16_block(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps, bool first,
+void bf16_block(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int first_step, int count,
                 const prefetch_plan& ahead, float* sums) {
-  if (first)
+  if (first_step == 0)
     zero_tiles<Rows, Columns>();
   else
     load_tiles<Rows, Columns>(sums);
-  add_products<Rows, Columns>(x, x_stride, w, steps, ahead);
+  add_products<Rows, Columns>(x, x_stride, w, count, ahead);
   store_tiles<Rows, Columns>(sums);
 }
 
-// Sums of at most two row tiles, which stay in registers.
+// The same over steps that are taken here. Returns where they lie.
 template <int Rows, int Columns, class Steps>
-void bf16_once(const amx_product& call, int row, Steps& w, float* sums) {
-  const int steps = tile_steps(call.k);
-  const int block = Steps::decodes ? steps_in_block : steps, steps_ahead = Steps::decodes ? 2 * steps_in_block : 3;
-  const int lines = row > 0 ? 0 : Steps::lines;
-  zero_tiles<Rows, Columns>();
-  for (int step = 0; step < steps; step += block) {
-    const int count = steps - step < block ? steps - step : block;
-    add_products<Rows, Columns>(input_tiles(call, row, step), ptrdiff_t{steps} * tile_elements, w.steps(step, count),
-                                count, {w.at(step + steps_ahead), lines});
+const uint16_t* bf16_first_block(const uint16_t* x, ptrdiff_t x_stride, Steps& w, int first_step, int count,
+                                 int steps_ahead, int lines, float* sums) {
+  if (first_step == 0)
+    zero_tiles<Rows, Columns>();
+  else
+    load_tiles<Rows, Columns>(sums);
+  const uint16_t* begin = nullptr;
+  for (int i = 0; i < count; ++i) {
+    const int step = first_step + i;
+    const uint16_t* from = w.step(step, i % steps_in_block);
+    if (i == 0) begin = from;
+    add_products<Rows, Columns>(x + ptrdiff_t{i} * tile_elements, x_stride, from, 1, {w.at(step + steps_ahead), lines});
   }
   store_tiles<Rows, Columns>(sums);
+  return begin;
 }
 
 template <int Columns, class Steps>
 void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, panel_sums& sums) {
   Steps w(call, p);
-  const int tiles = rows.tiles();
-  if (tiles == 1) return bf16_once<1, Columns>(call, rows.first, w, sums.tile);
-  if (tiles == 2) return bf16_once<2, Columns>(call, rows.first, w, sums.tile);
-  const int steps = tile_steps(call.k);
+  const int steps = tile_steps(call.k), tiles = rows.tiles();
   const ptrdiff_t row_tile = ptrdiff_t{steps} * tile_elements;
   // More rows than tiles hold pass block by block over the inputs, so that a block's weights stay in the first-level
-  // cache from one pass to the next. Weights come from memory: the passes share in fetching the next block's, unless
-  // other rows did.
+  // cache from one pass to the next. Weights come from memory: the passes share in fetching those some steps ahead,
+  // unless other rows did.
   const int passes = (tiles + 1) / 2;
+  const int block = passes == 1 ? steps : steps_in_block;
   const int lines = rows.first > 0 ? 0 : (Steps::lines + passes - 1) / passes;
-  for (int step = 0; step < steps; step += steps_in_block) {
-    const int count = steps - step < steps_in_block ? steps - step : steps_in_block;
-    const uint16_t* from = w.steps(step, count);
+  for (int step = 0; step < steps; step += block) {
+    const int count = steps - step < block ? steps - step : block;
     const uint16_t* x = input_tiles(call, rows.first, step);
-    prefetch_plan ahead{w.at(step + steps_in_block), lines};
-    for (int t = 0; t < tiles; t += 2, x += 2 * row_tile) {
+    const uint16_t* from =
+        tiles == 1 ? bf16_first_block<1, Columns>(x, row_tile, w, step, count, steps_in_block, lines, sums.tile)
+                   : bf16_first_block<2, Columns>(x, row_tile, w, step, count, steps_in_block, lines, sums.tile);
+    prefetch_plan ahead{w.at(step + steps_in_block) + ptrdiff_t{lines} * count * line_bytes, lines};
+    for (int t = 2; t < tiles; t += 2) {
+      x += 2 * row_tile;
       float* at = sums.tile + ptrdiff_t{t} * 2 * tile_sums;
       if (t + 1 < tiles)
-        bf16_block<2, Columns>(x, row_tile, from, count, step == 0, ahead, at);
+        bf16_block<2, Columns>(x, row_tile, from, step, count, ahead, at);
       else
-        bf16_block<1, Columns>(x, row_tile, from, count, step == 0, ahead, at);
+        bf16_block<1, Columns>(x, row_tile, from, step, count, ahead, at);
       ahead.at += ptrdiff_t{lines} * count * line_bytes;
     }
   }
@@ -153,13 +156,9 @@ void two_panels(const amx_product& a, const panel& first, const amx_product& b, 
     add_two_panels<true>(a.x, bf16_steps(a, first).w, bf16_steps(b, second).w, steps);
   } else {
     coded_steps w[2] = {{a, first}, {b, second}};
-    constexpr int together = 2;
-    constexpr ptrdiff_t ahead = 4096;
-    for (int step = 0; step < steps; step += together) {
-      const int count = steps - step < together ? steps - step : together;
-      add_two_panels<false>(input_tiles(a, 0, step), w[0].steps(step, count, ahead), w[1].steps(step, count, ahead),
-                            count);
-    }
+    constexpr ptrdiff_t ahead = 4 * coded_steps::tile;  // two steps
+    for (int step = 0; step < steps; ++step)
+      add_two_panels<false>(input_tiles(a, 0, step), w[0].step(step, 0, ahead), w[1].step(step, 0, ahead), 1);
   }
   constexpr ptrdiff_t row_bytes = 64;
   _tile_stored(0, sums[0].tile, row_bytes);

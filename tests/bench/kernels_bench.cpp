@@ -140,7 +140,7 @@ void route_v3(benchmark::State& state) {
 void skinny(benchmark::internal::Benchmark* b) {
   b->ArgNames({"M", "copies"});
   for (const int copies : {1, 24})
-    for (const int m : {1, 8, 32, 64}) b->Args({m, copies});
+    for (const int m : {1, 2, 4, 8, 16, 32, 64}) b->Args({m, copies});
 }
 
 BENCHMARK_CAPTURE(matmul, f32_weights_f32, profile::f32, weight_dtype::f32)->Apply(skinny);
