@@ -51,18 +51,17 @@ struct e4m3_decoder {
   }
 };
 
-// Decodes `count` E4M3 tiles to BF16 tiles, two tiles apart on both sides.
-inline void decode_tiles(const std::byte* codes, uint16_t* out, int count) {
-  const e4m3_decoder decoder;
-  constexpr ptrdiff_t bytes_ahead = 4096;
-  for (int tile = 0; tile < count; ++tile, codes += 2 * tile_elements, out += 2 * tile_elements)
-    for (int line = 0; line < 8; ++line) {
-      __builtin_prefetch(codes + line * 64 + bytes_ahead);
-      __m512i first, second;
-      decoder.decode(_mm512_loadu_si512(codes + line * 64), first, second);
-      _mm512_store_si512(out + line * 64, first);
-      _mm512_store_si512(out + line * 64 + 32, second);
-    }
+// Decodes an E4M3 tile and fetches what lies `ahead` bytes further.
+[[gnu::always_inline]] inline void decode_tile(const e4m3_decoder& decoder, const std::byte* codes, uint16_t* out,
+                                               ptrdiff_t ahead) {
+#pragma GCC unroll 8
+  for (int line = 0; line < 8; ++line) {
+    __builtin_prefetch(codes + line * 64 + ahead);
+    __m512i first, second;
+    decoder.decode(_mm512_loadu_si512(codes + line * 64), first, second);
+    _mm512_store_si512(out + line * 64, first);
+    _mm512_store_si512(out + line * 64 + 32, second);
+  }
 }
 
 // Decodes a tile of coded BF16 but for its exceptions. upper: the weight's table in each 16-byte lane. Fetches what

@@ -147,8 +147,8 @@ void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, 
   }
 }
 
-// Two whole panels of weights of one width and storage (not e4m3), for at most one row tile.
-void two_panels(const amx_product& a, const panel& first, const amx_product& b, const panel& second,
+// Two whole panels of BF16 weights of one width and storage, for at most one row tile.
+void bf16_two_panels(const amx_product& a, const panel& first, const amx_product& b, const panel& second,
                 panel_sums* sums) {
   const int steps = tile_steps(a.k);
   zero_tiles<2, 2>();
@@ -175,41 +175,110 @@ void two_panels(const amx_product& a, const panel& first, const amx_product& b, 
     _mm512_store_ps(sums + i, _mm512_fmadd_ps(s, _mm512_load_ps(partial + i), _mm512_load_ps(sums + i)));
 }
 
+// As coded_steps; slots are the steps of a scale block.
+struct e4m3_steps {
+  static constexpr ptrdiff_t tile = tile_bytes(weight_storage::e4m3);
+  static constexpr int lines = 2 * tile / line_bytes;
+  const e4m3_decoder decoder;
+  const std::byte* codes;
+  const float* scales[2];
+  const int columns;
+  alignas(64) uint16_t decoded[steps_in_scale_block][2 * tile_elements];
+
+  e4m3_steps(const amx_product& call, const panel& p)
+      : codes(call.first_tile(p.index * 2 + p.first)), columns(p.columns) {
+    const int blocks = (call.k + scale_block - 1) / scale_block, first = p.index * 2 + p.first;
+    scales[0] = call.scales + ptrdiff_t{first} * blocks;
+    scales[1] = columns == 2 ? scales[0] + blocks : scales[0];
+  }
+  // Fetches what lies `ahead` bytes further.
+  [[gnu::always_inline]] inline const uint16_t* step(int i, ptrdiff_t ahead) {
+    uint16_t* to = decoded[i % steps_in_scale_block];
+    for (int c = 0; c < columns; ++c)
+      decode_tile(decoder, codes + (ptrdiff_t{i} * 2 + c) * tile, to + ptrdiff_t{c} * tile_elements, ahead);
+    return to;
+  }
+};
+
+// Stores the partial sums of a scale block and adds them to `sums` with their scales.
 template <int Rows, int Columns>
-void e4m3_block(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int steps, const float* scale, float* sums) {
+[[gnu::always_inline]] inline void add_block(const e4m3_steps& w, int block, float* sums) {
   alignas(64) float partial[block_sums];
-  accumulate_tiles<Rows, Columns>(x, x_stride, w, steps);
   store_tiles<Rows, Columns>(partial);
   for (int r = 0; r < Rows; ++r)
     for (int c = 0; c < Columns; ++c)
-      add_scaled(partial + (2 * r + c) * tile_sums, scale[c], sums + (2 * r + c) * tile_sums);
+      add_scaled(partial + (2 * r + c) * tile_sums, w.scales[c][block], sums + (2 * r + c) * tile_sums);
+}
+
+template <int Rows, int Columns>
+void e4m3_block(const uint16_t* x, ptrdiff_t x_stride, const e4m3_steps& w, int block, int count, float* sums) {
+  accumulate_tiles<Rows, Columns>(x, x_stride, w.decoded[0], count);
+  add_block<Rows, Columns>(w, block, sums);
+}
+
+// The same, of steps that are decoded here.
+template <int Rows, int Columns>
+void e4m3_first_block(const uint16_t* x, ptrdiff_t x_stride, e4m3_steps& w, int block, int count, float* sums) {
+  constexpr ptrdiff_t ahead = 8 * e4m3_steps::tile;  // four steps
+  zero_tiles<Rows, Columns>();
+  for (int i = 0; i < count; ++i)
+    add_products<Rows, Columns>(x + ptrdiff_t{i} * tile_elements, x_stride,
+                                w.step(block * steps_in_scale_block + i, ahead), 1, {});
+  add_block<Rows, Columns>(w, block, sums);
+}
+
+void zero_sums(panel_sums& sums, int tiles) {
+  for (ptrdiff_t i = 0; i < tiles * 2 * tile_sums; i += lane_count) _mm512_store_ps(sums.tile + i, _mm512_setzero_ps());
 }
 
 template <int Columns>
 void e4m3_panel(const amx_product& call, const panel& p, const row_range& rows, panel_sums& sums) {
-  alignas(64) uint16_t w[steps_in_scale_block * 2 * tile_elements];
-  const int steps = tile_steps(call.k);
-  const int blocks = (call.k + scale_block - 1) / scale_block;
-  const int tiles = rows.tiles();
+  e4m3_steps w(call, p);
+  const int steps = tile_steps(call.k), tiles = rows.tiles();
   const ptrdiff_t row_tile = ptrdiff_t{steps} * tile_elements;
-  const std::byte* codes = call.first_tile(p.index * 2 + p.first);
-  const float* scales = call.scales + ptrdiff_t{p.index * 2 + p.first} * blocks;
-  for (ptrdiff_t i = 0; i < tiles * 2 * tile_sums; i += lane_count) _mm512_store_ps(sums.tile + i, _mm512_setzero_ps());
-  for (int block = 0; block < blocks; ++block) {
-    const int first_step = block * steps_in_scale_block;
-    const int count = steps - first_step < steps_in_scale_block ? steps - first_step : steps_in_scale_block;
-    for (int c = 0; c < Columns; ++c)
-      decode_tiles(codes + (ptrdiff_t{first_step} * 2 + c) * tile_elements, w + c * tile_elements, count);
-    const float scale[2] = {scales[block], Columns > 1 ? scales[blocks + block] : 0};
-    const uint16_t* x = input_tiles(call, rows.first, first_step);
-    for (int t = 0; t < tiles; t += 2, x += 2 * row_tile) {
+  zero_sums(sums, tiles);
+  for (int step = 0; step < steps; step += steps_in_scale_block) {
+    const int block = step / steps_in_scale_block;
+    const int count = steps - step < steps_in_scale_block ? steps - step : steps_in_scale_block;
+    const uint16_t* x = input_tiles(call, rows.first, step);
+    tiles == 1 ? e4m3_first_block<1, Columns>(x, row_tile, w, block, count, sums.tile)
+               : e4m3_first_block<2, Columns>(x, row_tile, w, block, count, sums.tile);
+    for (int t = 2; t < tiles; t += 2) {
+      x += 2 * row_tile;
       float* at = sums.tile + ptrdiff_t{t} * 2 * tile_sums;
       if (t + 1 < tiles)
-        e4m3_block<2, Columns>(x, row_tile, w, count, scale, at);
+        e4m3_block<2, Columns>(x, row_tile, w, block, count, at);
       else
-        e4m3_block<1, Columns>(x, row_tile, w, count, scale, at);
+        e4m3_block<1, Columns>(x, row_tile, w, block, count, at);
     }
   }
+}
+
+// Two whole panels of FP8 weights of one width, for at most one row tile.
+void e4m3_two_panels(const amx_product& a, const panel& first, const amx_product& b, const panel& second,
+                     panel_sums* sums) {
+  const int steps = tile_steps(a.k);
+  e4m3_steps w[2] = {{a, first}, {b, second}};
+  zero_sums(sums[0], 1);
+  zero_sums(sums[1], 1);
+  constexpr ptrdiff_t ahead = 4 * e4m3_steps::tile;  // two steps
+  for (int step = 0; step < steps; step += steps_in_scale_block) {
+    const int block = step / steps_in_scale_block;
+    zero_tiles<2, 2>();
+    for (int i = step; i < steps && i < step + steps_in_scale_block; ++i)
+      add_two_panels<false>(input_tiles(a, 0, i), w[0].step(i, ahead), w[1].step(i, ahead), 1);
+    alignas(64) float partial[block_sums];
+    store_tiles<2, 2>(partial);
+    for (int i = 0; i < 4; ++i)
+      add_scaled(partial + i * tile_sums, w[i / 2].scales[i % 2][block], sums[i / 2].tile + i % 2 * tile_sums);
+  }
+}
+
+// Two whole panels of weights of one width and storage, for at most one row tile.
+void two_panels(const amx_product& a, const panel& first, const amx_product& b, const panel& second,
+                panel_sums* sums) {
+  a.storage == weight_storage::e4m3 ? e4m3_two_panels(a, first, b, second, sums)
+                                    : bf16_two_panels(a, first, b, second, sums);
 }
 
 template <int Columns>
@@ -269,7 +338,7 @@ void multiply(const amx_product& call, Sink sink) {
     return with_source(call.storage, [&]<class Source>() { multiply_few<Source>(call, sink); });
   amx_prepare_thread();
   panel_sums sums[2];
-  const bool in_pairs = call.m <= tile_rows && call.storage != weight_storage::e4m3;
+  const bool in_pairs = call.m <= tile_rows;
   for (int column = call.n_begin; column < call.n_end;) {
     const panel p = panel_at(call, column);
     if (const int next = column + 2 * tile_columns; in_pairs && p.columns == 2 && next < call.n_end) {
@@ -407,7 +476,7 @@ void amx_gated_matmul(const amx_product& gate, const amx_product& up, uint16_t* 
     return with_source(gate.storage, [&]<class Source>() { gated_few<Source>(gate, up, out); });
   amx_prepare_thread();
   panel_sums sums[2];  // of the gate and of the other
-  const bool in_pairs = gate.m <= tile_rows && gate.storage != weight_storage::e4m3 && up.storage == gate.storage;
+  const bool in_pairs = gate.m <= tile_rows && up.storage == gate.storage;
   for (int column = gate.n_begin; column < gate.n_end; column += 2 * tile_columns) {
     const panel p{column / (2 * tile_columns), 0, 2};  // packed weights end with a whole panel
     for (int first = 0; first < gate.m; first += rows_together) {
