@@ -25,7 +25,8 @@ upper_byte_table upper_byte_table::of(const std::array<uint32_t, 256>& counts) {
   const auto positive = [](uint8_t byte) { return byte < 0x80; };
   if (std::none_of(table.upper.begin(), table.upper.end(), positive)) table.upper.back() = 0;
   table.code_of.fill(no_code);
-  for (size_t code = 0; code < table.upper.size(); ++code) table.code_of[table.upper[code]] = static_cast<uint8_t>(code);
+  for (size_t code = 0; code < table.upper.size(); ++code)
+    table.code_of[table.upper[code]] = static_cast<uint8_t>(code);
   return table;
 }
 

@@ -14,12 +14,13 @@ void code_tile_avx512(const upper_byte_table& table, const uint16_t* tile, std::
     __m512i codes[2];
     for (int half = 0; half < 2; ++half, tile += 2 * tile_depth) {
       const __m512i first = _mm512_load_si512(tile), second = _mm512_load_si512(tile + tile_depth);
-      const __m512i lower = _mm512_packus_epi16(_mm512_and_si512(first, lower_byte), _mm512_and_si512(second, lower_byte));
+      const __m512i lower =
+          _mm512_packus_epi16(_mm512_and_si512(first, lower_byte), _mm512_and_si512(second, lower_byte));
       const __m512i upper = _mm512_packus_epi16(_mm512_srli_epi16(first, 8), _mm512_srli_epi16(second, 8));
       _mm512_store_si512(out + 64 + half * 64, lower);
-      const __m512i code = _mm512_mask_blend_epi8(_mm512_movepi8_mask(upper),
-                                                  _mm512_permutex2var_epi8(positive[0], upper, positive[1]),
-                                                  _mm512_permutex2var_epi8(negative[0], upper, negative[1]));
+      const __m512i code =
+          _mm512_mask_blend_epi8(_mm512_movepi8_mask(upper), _mm512_permutex2var_epi8(positive[0], upper, positive[1]),
+                                 _mm512_permutex2var_epi8(negative[0], upper, negative[1]));
       missed[half] = _mm512_movepi8_mask(code);
       codes[half] = _mm512_and_si512(code, nibble);
     }

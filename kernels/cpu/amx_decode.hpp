@@ -51,12 +51,19 @@ struct e4m3_decoder {
   }
 };
 
-// Decodes an E4M3 tile and fetches what lies `ahead` bytes further.
+// What decoding a tile fetches: all that lies `near` bytes further, and, unless `far` is 0, a line now and then of what
+// lies `far` bytes further, after which the processor fetches the lines between by itself.
+struct fetch_distance {
+  ptrdiff_t near, far;
+};
+
+// Decodes an E4M3 tile.
 [[gnu::always_inline]] inline void decode_tile(const e4m3_decoder& decoder, const std::byte* codes, uint16_t* out,
-                                               ptrdiff_t ahead) {
+                                               const fetch_distance& ahead) {
 #pragma GCC unroll 8
   for (int line = 0; line < 8; ++line) {
-    __builtin_prefetch(codes + line * 64 + ahead);
+    __builtin_prefetch(codes + line * 64 + ahead.near);
+    if (ahead.far != 0 && line % 4 == 0) __builtin_prefetch(codes + line * 64 + ahead.far, 0, 1);
     __m512i first, second;
     decoder.decode(_mm512_loadu_si512(codes + line * 64), first, second);
     _mm512_store_si512(out + line * 64, first);
@@ -64,22 +71,23 @@ struct e4m3_decoder {
   }
 }
 
-// Decodes a tile of coded BF16 but for its exceptions. upper: the weight's table in each 16-byte lane. Fetches what
-// lies `ahead` bytes further, unless that is 0.
-[[gnu::always_inline]] inline void decode_tile(__m512i upper, const std::byte* codes, uint16_t* out, ptrdiff_t ahead) {
+// Decodes a tile of coded BF16 but for its exceptions. upper: the weight's table in each 16-byte lane. Fetches nothing
+// if `near` is 0.
+[[gnu::always_inline]] inline void decode_tile(__m512i upper, const std::byte* codes, uint16_t* out,
+                                               const fetch_distance& ahead) {
   const __m512i nibble = _mm512_set1_epi8(15);
 #pragma GCC unroll 4
   for (int group = 0; group < tile_rows / coded_group_rows; ++group, codes += coded_group_bytes, out += 128) {
-    if (ahead != 0) {
-      __builtin_prefetch(codes + ahead);
-      __builtin_prefetch(codes + ahead + 64);
-      __builtin_prefetch(codes + ahead + 128);
+    if (ahead.near != 0) {
+      __builtin_prefetch(codes + ahead.near);
+      __builtin_prefetch(codes + ahead.near + 64);
+      __builtin_prefetch(codes + ahead.near + 128);
     }
+    if (ahead.far != 0 && group % 2 == 0) __builtin_prefetch(codes + ahead.far, 0, 1);
     const __m512i pairs = _mm512_load_si512(codes);
     const __m512i low[2] = {_mm512_load_si512(codes + 64), _mm512_load_si512(codes + 128)};
-    const __m512i high[2] = {
-        _mm512_shuffle_epi8(upper, _mm512_and_si512(pairs, nibble)),
-        _mm512_shuffle_epi8(upper, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), nibble))};
+    const __m512i high[2] = {_mm512_shuffle_epi8(upper, _mm512_and_si512(pairs, nibble)),
+                             _mm512_shuffle_epi8(upper, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), nibble))};
     _mm512_store_si512(out, _mm512_unpacklo_epi8(low[0], high[0]));
     _mm512_store_si512(out + 32, _mm512_unpackhi_epi8(low[0], high[0]));
     _mm512_store_si512(out + 64, _mm512_unpacklo_epi8(low[1], high[1]));

@@ -39,7 +39,8 @@ depth_values weights_at(const amx_product& call, int column, int step) {
   if (call.storage == weight_storage::bf16_coded) {
     decode_coded_tile(call.upper_bytes, tile, decoded.data());
     exception_cursor exceptions = call.exceptions(tile_column);
-    while (exceptions.next != exceptions.end && *exceptions.next >> 17U < static_cast<uint32_t>(step)) ++exceptions.next;
+    while (exceptions.next != exceptions.end && *exceptions.next >> 17U < static_cast<uint32_t>(step))
+      ++exceptions.next;
     exceptions.mend(step, decoded.data());
   }
   depth_values w;
@@ -47,7 +48,9 @@ depth_values weights_at(const amx_product& call, int column, int step) {
     const int c = column % tile_columns;
     float value;
     switch (call.storage) {
-      case weight_storage::e4m3: value = e4m3_decode(reinterpret_cast<const uint8_t*>(tile)[e4m3_position(c, i)]); break;
+      case weight_storage::e4m3:
+        value = e4m3_decode(reinterpret_cast<const uint8_t*>(tile)[e4m3_position(c, i)]);
+        break;
       case weight_storage::bf16_coded: value = bf16_widen(decoded[static_cast<size_t>(bf16_position(c, i))]); break;
       default: value = bf16_widen(reinterpret_cast<const uint16_t*>(tile)[bf16_position(c, i)]);
     }

@@ -43,8 +43,8 @@ struct tile_row_pair {
   return {_mm512_load_si512(at), _mm512_load_si512(at + 64)};
 }
 
-// Where column tiles come from. begin(t, step, at, next): column tile t's bytes at that step are at `at`, and those that
-// it is to fetch at `next`; pair(q) gives its rows.
+// Where column tiles come from. begin(t, step, at, next): column tile t's bytes at that step are at `at`, and those
+// that it is to fetch at `next`; pair(q) gives its rows.
 
 struct bf16_source {
   static constexpr weight_storage storage = weight_storage::bf16;
@@ -93,7 +93,7 @@ struct coded_source {
     __builtin_prefetch(exceptions[t].next);
   }
   [[gnu::always_inline]] inline void begin(int t, int step, const std::byte* at, const std::byte* next) {
-    decode_tile(load_upper_bytes(upper[t]), at, decoded, next - at);
+    decode_tile(load_upper_bytes(upper[t]), at, decoded, {next - at, 0});
     exceptions[t].mend(step, decoded);
     finish_stores();
   }
@@ -135,8 +135,8 @@ struct few_sums {
 };
 
 // sums = x W^T over `steps` steps from `first_step` on, where w[t] is column tile t and x begins. Each step fetches
-// the next one's tiles, the last one those that lie `after` bytes from w[t]. Denormals must count as zero; a function of
-// its own, because compilers move arithmetic over a change of that mode.
+// the next one's tiles, the last one those that lie `after` bytes from w[t]. Denormals must count as zero; a function
+// of its own, because compilers move arithmetic over a change of that mode.
 template <int Rows, class Source>
 [[gnu::noinline]] void stream_steps(const uint16_t* x, Source& from, const std::byte* const* w, int tiles,
                                     int first_step, int steps, ptrdiff_t after, few_sums& sums) {

@@ -47,9 +47,9 @@ inline constexpr int steps_in_scale_block = scale_block / tile_depth;
 constexpr int position_in_pair(int at) { return at % 16 / 8 * tile_depth + at / 16 * 8 + at % 8; }
 
 // Coded BF16.
-inline constexpr int upper_bytes = 16;        // in a weight's table
-inline constexpr int coded_group_rows = 4;    // rows of a tile that share a line of codes
-inline constexpr int coded_group_bytes = 192;  // that line and two of lower bytes
+inline constexpr int upper_bytes = 16;          // in a weight's table
+inline constexpr int coded_group_rows = 4;      // rows of a tile that share a line of codes
+inline constexpr int coded_group_bytes = 192;   // that line and two of lower bytes
 inline constexpr int coded_steps_max = 0x7fff;  // what an exception can name
 
 // Exceptions that a tile column has room for: one in 256 elements. A weight with more stays BF16.

@@ -73,8 +73,7 @@ struct coded_steps {
         upper(load_upper_bytes(call.upper_bytes)),
         columns(p.columns),
         exceptions{call.exceptions(p.index * 2 + p.first), call.exceptions(p.index * 2 + p.first + p.columns - 1)} {}
-  // Fetches what lies `ahead` bytes further, unless that is 0.
-  [[gnu::always_inline]] inline const uint16_t* step(int i, int slot, ptrdiff_t ahead = 0) {
+  [[gnu::always_inline]] inline const uint16_t* step(int i, int slot, const fetch_distance& ahead = {0, 16 * tile}) {
     const std::byte* from = codes + ptrdiff_t{i} * 2 * tile;
     for (int c = 0; c < columns; ++c) {
       uint16_t* to = decoded[slot] + ptrdiff_t{c} * tile_elements;
@@ -149,14 +148,14 @@ void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, 
 
 // Two whole panels of BF16 weights of one width and storage, for at most one row tile.
 void bf16_two_panels(const amx_product& a, const panel& first, const amx_product& b, const panel& second,
-                panel_sums* sums) {
+                     panel_sums* sums) {
   const int steps = tile_steps(a.k);
   zero_tiles<2, 2>();
   if (a.storage == weight_storage::bf16) {
     add_two_panels<true>(a.x, bf16_steps(a, first).w, bf16_steps(b, second).w, steps);
   } else {
     coded_steps w[2] = {{a, first}, {b, second}};
-    constexpr ptrdiff_t ahead = 4 * coded_steps::tile;  // two steps
+    constexpr fetch_distance ahead{4 * coded_steps::tile, 0};
     for (int step = 0; step < steps; ++step)
       add_two_panels<false>(input_tiles(a, 0, step), w[0].step(step, 0, ahead), w[1].step(step, 0, ahead), 1);
   }
@@ -191,8 +190,7 @@ struct e4m3_steps {
     scales[0] = call.scales + ptrdiff_t{first} * blocks;
     scales[1] = columns == 2 ? scales[0] + blocks : scales[0];
   }
-  // Fetches what lies `ahead` bytes further.
-  [[gnu::always_inline]] inline const uint16_t* step(int i, ptrdiff_t ahead) {
+  [[gnu::always_inline]] inline const uint16_t* step(int i, const fetch_distance& ahead) {
     uint16_t* to = decoded[i % steps_in_scale_block];
     for (int c = 0; c < columns; ++c)
       decode_tile(decoder, codes + (ptrdiff_t{i} * 2 + c) * tile, to + ptrdiff_t{c} * tile_elements, ahead);
@@ -219,7 +217,7 @@ void e4m3_block(const uint16_t* x, ptrdiff_t x_stride, const e4m3_steps& w, int 
 // The same, of steps that are decoded here.
 template <int Rows, int Columns>
 void e4m3_first_block(const uint16_t* x, ptrdiff_t x_stride, e4m3_steps& w, int block, int count, float* sums) {
-  constexpr ptrdiff_t ahead = 8 * e4m3_steps::tile;  // four steps
+  constexpr fetch_distance ahead{8 * e4m3_steps::tile, 14 * e4m3_steps::tile};
   zero_tiles<Rows, Columns>();
   for (int i = 0; i < count; ++i)
     add_products<Rows, Columns>(x + ptrdiff_t{i} * tile_elements, x_stride,
@@ -261,7 +259,7 @@ void e4m3_two_panels(const amx_product& a, const panel& first, const amx_product
   e4m3_steps w[2] = {{a, first}, {b, second}};
   zero_sums(sums[0], 1);
   zero_sums(sums[1], 1);
-  constexpr ptrdiff_t ahead = 4 * e4m3_steps::tile;  // two steps
+  constexpr fetch_distance ahead{4 * e4m3_steps::tile, 0};
   for (int step = 0; step < steps; step += steps_in_scale_block) {
     const int block = step / steps_in_scale_block;
     zero_tiles<2, 2>();
@@ -275,8 +273,7 @@ void e4m3_two_panels(const amx_product& a, const panel& first, const amx_product
 }
 
 // Two whole panels of weights of one width and storage, for at most one row tile.
-void two_panels(const amx_product& a, const panel& first, const amx_product& b, const panel& second,
-                panel_sums* sums) {
+void two_panels(const amx_product& a, const panel& first, const amx_product& b, const panel& second, panel_sums* sums) {
   a.storage == weight_storage::e4m3 ? e4m3_two_panels(a, first, b, second, sums)
                                     : bf16_two_panels(a, first, b, second, sums);
 }
@@ -334,8 +331,7 @@ void with_source(weight_storage storage, Then then) {
 template <class Sink>
 void multiply(const amx_product& call, Sink sink) {
   if (call.m <= 0) return;
-  if (call.m <= few_rows)
-    return with_source(call.storage, [&]<class Source>() { multiply_few<Source>(call, sink); });
+  if (call.m <= few_rows) return with_source(call.storage, [&]<class Source>() { multiply_few<Source>(call, sink); });
   amx_prepare_thread();
   panel_sums sums[2];
   const bool in_pairs = call.m <= tile_rows;

@@ -1,9 +1,9 @@
 // The matrix products of profile amx_bf16 in AMX tiles.
 //
-// Inputs are BF16. BF16 weights, coded or not, accumulate in one FP32 tile over all of k, 32 inputs an instruction, ascending. FP8
-// weights are decoded exactly to BF16; each 128 inputs accumulate in a tile from zero, and then
-// y = fma(scale, partial, y) in FP32, so that scales are never rounded. One kernel for every number of rows: the last
-// tile of rows is computed whole and what does not exist is dropped.
+// Inputs are BF16. BF16 weights, coded or not, accumulate in one FP32 tile over all of k, 32 inputs an instruction,
+// ascending. FP8 weights are decoded exactly to BF16; each 128 inputs accumulate in a tile from zero, and then y =
+// fma(scale, partial, y) in FP32, so that scales are never rounded. One kernel for every number of rows: the last tile
+// of rows is computed whole and what does not exist is dropped.
 #pragma once
 
 #include "kernels/cpu/amx_layout.hpp"

@@ -1,9 +1,10 @@
 // BF16 weights in 12 bits: nothing is lost, whatever the weight.
+#include "kernels/cpu/amx_coding.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "kernels/cpu/amx_coding.hpp"
 #include "kernels/cpu/amx_emulation.hpp"
 #include "kernels/cpu/amx_pack.hpp"
 #include "tests/kernels/fixtures.hpp"
@@ -32,7 +33,9 @@ test_weight weight_of(int n, int k, Value value) {
   return w;
 }
 
-weight_storage storage_of(const test_weight& w) { return amx_product_of(pack_amx(weight_reader(w.view(), false))).storage; }
+weight_storage storage_of(const test_weight& w) {
+  return amx_product_of(pack_amx(weight_reader(w.view(), false))).storage;
+}
 
 }  // namespace
 
@@ -43,8 +46,7 @@ TEST_CASE("a coded tile with its exceptions gives back every bit, infinities and
   for (size_t round = 0; round < 20; ++round) {
     CAPTURE(round);
     bf16_tile tile, decoded;
-    for (size_t i = 0; i < tile.elements.size(); ++i)
-      tile.elements[i] = any_bits("tile", round * tile_elements + i);
+    for (size_t i = 0; i < tile.elements.size(); ++i) tile.elements[i] = any_bits("tile", round * tile_elements + i);
     // Some tiles have few exceptions, some hundreds.
     if (round % 2 == 0)
       for (size_t i = 0; i < tile.elements.size(); ++i)
@@ -109,7 +111,8 @@ TEST_CASE("weights of any kind give the emulation's bits, coded or not, in whole
     const uint16_t bits = any_bits("rare", i);
     return static_cast<uint16_t>(i % 700 == 0 ? (bits & 0xbfffU) : (bits & 0x80ffU) | 0x3d00U);
   };
-  for (const test_weight& w : {weight_of(n, k, exponents(3)), weight_of(n, k, exponents(40)), weight_of(n, k, rarely_odd)}) {
+  for (const test_weight& w :
+       {weight_of(n, k, exponents(3)), weight_of(n, k, exponents(40)), weight_of(n, k, rarely_odd)}) {
     const packed_matrix packed = pack_amx(weight_reader(w.view(), false));
     CAPTURE(static_cast<int>(amx_product_of(packed).storage));
     const auto x = values("kinds.x", sized(most * k), 3);
@@ -128,7 +131,8 @@ TEST_CASE("exceptions from a broken peer stay inside their tile") {
   }
   const auto math = compute::make(profile::amx_bf16);
   const int n = 64, k = 96;
-  packed_matrix room = math->pack_room(weight_format::amx_bf16, static_cast<uint32_t>(weight_storage::bf16_coded), n, k);
+  packed_matrix room =
+      math->pack_room(weight_format::amx_bf16, static_cast<uint32_t>(weight_storage::bf16_coded), n, k);
   REQUIRE(room);
   for (const int kind : {0, 1, 2}) {  // all of step 0, of any step, of none
     for (size_t i = 0; i < room.bytes(); ++i)
