@@ -111,12 +111,13 @@ void block_scores(const amx_attention& call, const std::byte* block, const uint1
 // 32 latents of o of one or two units over `blocks` blocks: out [2][16][16] each.
 template <int Units>
 [[gnu::always_inline]] inline void weighted_values(const uint16_t* values, const uint16_t* probabilities, int blocks,
-                                                   float* const* out) {
+                                                   float* const* out, latent_stream& ahead) {
   finish_stores();
   zero_tiles<2, 2>();
   const uint16_t* v = values;
   const uint16_t* p = probabilities;
   for (int block = 0; block < blocks; ++block, v += step_values, p += tile_elements) {
+    ahead.fetch(lines_of_values);
     _tile_loadd(4, p, 64);
     _tile_loadd(6, v, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -264,7 +265,7 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
   const int last = (positions + block_rows - 1) / block_rows;
   for (int step = 0; step < call.latent_steps(); ++step) {
     for (int block = 0; block < last; ++block) {
-      ahead.fetch(lines_of_values);
+      ahead.fetch(lines_of_interleave);
       interleave_values(call, span_begin[block], step, positions - block * block_rows,
                         space.values + block * step_values);
     }
@@ -275,8 +276,8 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
       for (int i = 0; i < together; ++i) outputs[i] = merge ? space.sums + i * 2 * tile_sums : units[u + i].result + at;
       const uint16_t* p = space.probabilities + u * unit_probabilities;
       const int used = blocks_in(units + u, together, span);
-      together == 2 ? weighted_values<2>(space.values, p, used, outputs)
-                    : weighted_values<1>(space.values, p, used, outputs);
+      together == 2 ? weighted_values<2>(space.values, p, used, outputs, ahead)
+                    : weighted_values<1>(space.values, p, used, outputs, ahead);
       if (merge)
         for (int i = 0; i < together; ++i) merge_tiles(space.factors[u + i], outputs[i], units[u + i].result + at);
     }

@@ -51,10 +51,11 @@ class latent_stream {
 };
 
 // How many lines are fetched in a step of each part, about in proportion to the time that it takes; together a span's.
-constexpr int lines_of_scores = 12;  // of 32 latents of a block
-constexpr int lines_of_scaling = 4;  // of four positions
-constexpr int lines_of_exp = 8;      // of two positions
-constexpr int lines_of_values = 12;  // of 32 latents of a block
+constexpr int lines_of_scores = 12;     // of 32 latents of a block
+constexpr int lines_of_scaling = 4;     // of four positions
+constexpr int lines_of_exp = 8;         // of two positions
+constexpr int lines_of_interleave = 8;  // of 32 latents of a block
+constexpr int lines_of_values = 4;      // of 32 latents of a block
 
 // out[j] = the j-th 32-bit elements of in[0 .. 15].
 [[gnu::always_inline]] inline void transpose(const __m512i* in, __m512i* out) {
