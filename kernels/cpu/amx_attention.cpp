@@ -19,6 +19,7 @@ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 constexpr ptrdiff_t tile_sums = tile_rows * tile_columns;
 static_assert(block_rows == tile_depth && block_rows == 2 * tile_rows);
+constexpr ptrdiff_t tile_row_bytes = 64;
 
 // 32 values as BF16; values beyond `count` are zero.
 [[gnu::always_inline]] inline __m512i round_32(const uint16_t* x, int count) {
@@ -56,10 +57,10 @@ struct workspace {
 
 // The weights of the second product for one step of 32 latents of a block: pairs of positions side by side. The first
 // tile holds the latents whose index leaves 0 to 3 modulo 8 and the second the others, because the interleaving
-// instructions work within lanes of 128 bits; `amx_attended` puts them back. Rows beyond `count` become zeros.
+// instructions work within lanes of 128 bits; `amx_attended` puts them back. Positions beyond `count` become zeros.
 void interleave_values(const amx_attention& call, const std::byte* block, int step, int count, uint16_t* out) {
-  const ptrdiff_t width = call.width();
-  const uint16_t* row = reinterpret_cast<const uint16_t*>(block) + ptrdiff_t{step} * tile_depth;
+  constexpr ptrdiff_t width = tile_depth;
+  const uint16_t* row = reinterpret_cast<const uint16_t*>(block) + call.latent_position(0, step);
   if (count >= block_rows) {
 #pragma GCC unroll 4
     for (int pair = 0; pair < block_rows / 2; ++pair, row += 2 * width, out += tile_depth) {
@@ -79,16 +80,17 @@ void interleave_values(const amx_attention& call, const std::byte* block, int st
 
 // scores[t, h] of one block's 32 positions for one or two units.
 template <int Units>
-void block_scores(const amx_attention& call, const std::byte* block, const uint16_t* const* queries, float* scores) {
-  const ptrdiff_t row_bytes = ptrdiff_t{call.width()} * static_cast<ptrdiff_t>(sizeof(uint16_t));
-  const std::byte* rows = block;
+void block_scores(const amx_attention& call, const std::byte* block, const uint16_t* const* queries, float* scores,
+                  latent_stream& ahead) {
+  const auto* rows = reinterpret_cast<const uint16_t*>(block);
   finish_stores();
   zero_tiles<2, 2>();
-  for (int step = 0; step < call.steps(); ++step, rows += 64) {
-    _tile_loadd(4, rows, row_bytes);
+  for (int step = 0; step < call.steps(); ++step, rows += call.block_step()) {
+    ahead.fetch(lines_of_scores);
+    _tile_loadd(4, rows, tile_row_bytes);
     _tile_loadd(6, queries[0] + ptrdiff_t{step} * tile_elements, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, rows + tile_rows * row_bytes, row_bytes);
+    _tile_loadd(5, rows + tile_elements, tile_row_bytes);
     _tile_dpbf16ps(2, 5, 6);
     if constexpr (Units > 1) {
       _tile_loadd(7, queries[1] + ptrdiff_t{step} * tile_elements, 64);
@@ -109,12 +111,13 @@ void block_scores(const amx_attention& call, const std::byte* block, const uint1
 // 32 latents of o of one or two units over `blocks` blocks: out [2][16][16] each.
 template <int Units>
 [[gnu::always_inline]] inline void weighted_values(const uint16_t* values, const uint16_t* probabilities, int blocks,
-                                                   float* const* out) {
+                                                   float* const* out, latent_stream& ahead) {
   finish_stores();
   zero_tiles<2, 2>();
   const uint16_t* v = values;
   const uint16_t* p = probabilities;
   for (int block = 0; block < blocks; ++block, v += step_values, p += tile_elements) {
+    ahead.fetch(lines_of_values);
     _tile_loadd(4, p, 64);
     _tile_loadd(6, v, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -174,8 +177,8 @@ int blocks_in(const amx_attention_unit* units, int count, int span) {
 
 latent_stream stream_of(const amx_attention& call, const std::byte* const* blocks, const amx_attention_unit* units,
                         int count, int span) {
-  const size_t block_bytes = static_cast<size_t>(block_rows) * static_cast<size_t>(call.width()) * sizeof(uint16_t);
-  if (span < 0) return {nullptr, 0, block_bytes};
+  if (span < 0) return {};
+  const ptrdiff_t block_bytes = call.steps() * call.block_step() * ptrdiff_t{sizeof(uint16_t)};
   return {blocks + ptrdiff_t{span} * span_blocks, blocks_in(units, count, span), block_bytes};
 }
 
@@ -246,8 +249,8 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
     const int used = blocks_in(units + u, together, span);
     for (int block = 0; block < used; ++block) {
       float* scores = space.scores + ptrdiff_t{block} * block_rows * unit_heads;
-      together == 2 ? block_scores<2>(call, span_begin[block], queries, scores)
-                    : block_scores<1>(call, span_begin[block], queries, scores);
+      together == 2 ? block_scores<2>(call, span_begin[block], queries, scores, ahead)
+                    : block_scores<1>(call, span_begin[block], queries, scores, ahead);
     }
     for (int i = u; i < u + together; ++i) {
       float* result = units[i].result;
@@ -261,9 +264,11 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
   }
   const int last = (positions + block_rows - 1) / block_rows;
   for (int step = 0; step < call.latent_steps(); ++step) {
-    for (int block = 0; block < last; ++block)
+    for (int block = 0; block < last; ++block) {
+      ahead.fetch(lines_of_interleave);
       interleave_values(call, span_begin[block], step, positions - block * block_rows,
                         space.values + block * step_values);
+    }
     const ptrdiff_t at = 2 * unit_heads + step * 2 * tile_sums;
     for (int u = 0; u < count; u += 2) {
       const int together = smaller(2, count - u);
@@ -271,8 +276,8 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
       for (int i = 0; i < together; ++i) outputs[i] = merge ? space.sums + i * 2 * tile_sums : units[u + i].result + at;
       const uint16_t* p = space.probabilities + u * unit_probabilities;
       const int used = blocks_in(units + u, together, span);
-      together == 2 ? weighted_values<2>(space.values, p, used, outputs)
-                    : weighted_values<1>(space.values, p, used, outputs);
+      together == 2 ? weighted_values<2>(space.values, p, used, outputs, ahead)
+                    : weighted_values<1>(space.values, p, used, outputs, ahead);
       if (merge)
         for (int i = 0; i < together; ++i) merge_tiles(space.factors[u + i], outputs[i], units[u + i].result + at);
     }

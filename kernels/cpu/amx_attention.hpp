@@ -10,7 +10,10 @@
 // The result is o / l (by a multiplication with 1 / l), rounded to BF16. Which rows are computed together, and which
 // thread computes a span, never shows.
 //
-// A latent row is [rk padded to 32][dr padded to 32] BF16, zeros in the padding.
+// A position's row is [rk padded to 32][dr padded to 32] BF16, zeros in the padding. A KV block of 32 positions holds
+// the rows in steps of 32 values: [steps][32 positions][32] BF16, so that tiles of 16 positions are read one after the
+// other from the block's begin to its end. Rows that lie whole would have the tiles jump from page to page, and the
+// processor loses track of what it should fetch.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +36,12 @@ struct amx_attention {
   constexpr int units() const { return (heads + unit_heads - 1) / unit_heads; }
   constexpr int latent_steps() const { return tile_steps(rk); }
   constexpr int steps() const { return tile_steps(rk) + tile_steps(dr); }
-  constexpr int width() const { return steps() * tile_depth; }  // of a latent row
+  constexpr int width() const { return steps() * tile_depth; }                                // of a latent row
+  constexpr ptrdiff_t block_step() const { return ptrdiff_t{block_positions} * tile_depth; }  // elements of a block
+  // Where step `step` of position `position` (0 .. 31) begins in a block, in elements.
+  constexpr ptrdiff_t latent_position(int position, int step) const {
+    return step * block_step() + ptrdiff_t{position} * tile_depth;
+  }
   // A unit's queries: tiles [steps][16 pairs of inputs][16 heads][2] BF16.
   constexpr ptrdiff_t unit_query() const { return ptrdiff_t{steps()} * tile_elements; }
   // A unit's partial result: m [16], l [16], then o as tiles [2 latent_steps][16 heads][16] FP32.

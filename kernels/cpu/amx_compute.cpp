@@ -108,13 +108,17 @@ kv_layout amx_compute::layout_kv(int rk, int dr) const {
 void amx_compute::kv_write(const kv_layout& layout, std::byte* block, int offset, const float* c,
                            const float* k_r) const {
   require(offset >= 0 && offset < kv_layout::tokens, "a KV offset lies inside its block");
-  const int latent_width = tile_steps(layout.rk) * tile_depth, key_width = tile_steps(layout.dr) * tile_depth;
-  auto* latent = reinterpret_cast<uint16_t*>(block) + int64_t{offset} * (latent_width + key_width);
-  auto* key = latent + latent_width;
-  bf16_round_row(c, latent, layout.rk);
-  std::fill(latent + layout.rk, key, uint16_t{0});
-  bf16_round_row(k_r, key, layout.dr);
-  std::fill(key + layout.dr, key + key_width, uint16_t{0});
+  const amx_attention call{1, layout.rk, layout.dr, 1};
+  const auto write = [&](const float* x, int width, int first_step) {
+    for (int i = 0; i < width; i += tile_depth) {
+      const int count = std::min(tile_depth, width - i);
+      auto* to = reinterpret_cast<uint16_t*>(block) + call.latent_position(offset, first_step + i / tile_depth);
+      bf16_round_row(x + i, to, count);
+      std::fill(to + count, to + tile_depth, uint16_t{0});
+    }
+  };
+  write(c, layout.rk, 0);
+  write(k_r, layout.dr, call.latent_steps());
 }
 
 mla_form amx_compute::form_of(const mla_shape& shape) const {

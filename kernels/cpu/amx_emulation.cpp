@@ -92,7 +92,8 @@ struct latent_rows {
 
   float at(int position, int i) const {
     const auto* block = reinterpret_cast<const uint16_t*>(blocks[position / block_positions]);
-    return flushed(bf16_widen(block[int64_t{position % block_positions} * call.width() + i]));
+    const ptrdiff_t step = call.latent_position(position % block_positions, i / tile_depth);
+    return flushed(bf16_widen(block[step + i % tile_depth]));
   }
 };
 

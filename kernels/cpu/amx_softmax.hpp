@@ -19,34 +19,43 @@ namespace {
 constexpr int block_rows = block_positions;
 constexpr int span_blocks = span_positions / block_rows;
 
-// Lines of the next span that are fetched in a step of the softmax; together a span's. None beside the products: those
-// read from so many pages that the processor loses track of these streams, and what follows is read more slowly too.
-constexpr int lines_of_softmax_row = 24;
-
-// Blocks that are fetched while others are computed, a few lines at a time, because attention to few rows waits for
-// memory. Four streams of a block pass, which the processor fetches faster than one.
+// Blocks of a span that are fetched while another is computed, a few lines at a time, because attention to few rows
+// waits for memory. Every block is a stream of its own: the processor fetches several faster than one. The lines are
+// spread evenly over the computation: it would wait for many at once, as they take the places in which what it reads
+// itself arrives.
 class latent_stream {
  public:
-  // Requires: a block's lines are a multiple of four.
-  latent_stream(const std::byte* const* blocks, int count, size_t block_bytes)
-      : blocks_(blocks), left_(count), quarter_(static_cast<ptrdiff_t>(block_bytes / streams)) {}
+  // Nothing.
+  latent_stream() = default;
+  // Requires: 1 <= count <= span_blocks.
+  latent_stream(const std::byte* const* blocks, int count, ptrdiff_t block_bytes) : end_(block_bytes) {
+    for (int i = 0; i < span_blocks; ++i) blocks_[i] = blocks[i < count ? i : count - 1];
+  }
 
+  // Requires: `lines` is a multiple of four.
   [[gnu::always_inline]] inline void fetch(int lines) {
-    for (; lines > 0 && left_ > 0; lines -= streams) {
-      for (int i = 0; i < streams; ++i) __builtin_prefetch(*blocks_ + i * quarter_ + at_);
-      at_ += line_bytes;
-      if (at_ >= quarter_) at_ = 0, ++blocks_, --left_;
+    for (; lines > 0 && at_ < end_; lines -= together) {
+      for (int i = 0; i < together; ++i) __builtin_prefetch(blocks_[next_ + i] + at_, 0, 2);
+      next_ = (next_ + together) % span_blocks;
+      if (next_ == 0) at_ += line_bytes;
     }
   }
 
  private:
-  static constexpr int streams = 4;
+  static constexpr int together = 4;
+  static_assert(span_blocks % together == 0);
 
-  const std::byte* const* blocks_;
-  int left_;
-  ptrdiff_t quarter_;
-  ptrdiff_t at_ = 0;
+  const std::byte* blocks_[span_blocks] = {};
+  int next_ = 0;
+  ptrdiff_t at_ = 0, end_ = 0;
 };
+
+// How many lines are fetched in a step of each part, about in proportion to the time that it takes; together a span's.
+constexpr int lines_of_scores = 12;     // of 32 latents of a block
+constexpr int lines_of_scaling = 4;     // of four positions
+constexpr int lines_of_exp = 8;         // of two positions
+constexpr int lines_of_interleave = 8;  // of 32 latents of a block
+constexpr int lines_of_values = 4;      // of 32 latents of a block
 
 // out[j] = the j-th 32-bit elements of in[0 .. 15].
 [[gnu::always_inline]] inline void transpose(const __m512i* in, __m512i* out) {
@@ -99,7 +108,7 @@ inline void softmax(float* scores, float scale, int count, int blocks, uint16_t*
   for (auto& m : most) m = avx512::broadcast(-__builtin_inff());
   int t = 0;
   for (; t + 4 <= count; t += 4) {
-    ahead.fetch(lines_of_softmax_row);
+    ahead.fetch(lines_of_scaling);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const auto s = avx512::mul(avx512::load(scores + (t + i) * unit_heads), factor);
@@ -121,7 +130,7 @@ inline void softmax(float* scores, float scale, int count, int blocks, uint16_t*
     if (first + block_rows <= count) {
 #pragma GCC unroll 2
       for (int pair = 0; pair < 16; ++pair, s += 2 * unit_heads) {
-        ahead.fetch(lines_of_softmax_row);
+        ahead.fetch(lines_of_exp);
         const auto p = exp_lanes<avx512>(avx512::sub(avx512::load(s), m));
         const auto q = exp_lanes<avx512>(avx512::sub(avx512::load(s + unit_heads), m));
         chains[pair % 2 * 2] = avx512::add(chains[pair % 2 * 2], p);

@@ -179,17 +179,33 @@ TEST_CASE("attention survives scores far beyond what exp can take") {
   }
 }
 
-TEST_CASE("writing a position touches that position's bytes alone") {
+TEST_CASE("writing a position touches that position's bytes alone, and all positions together the whole block") {
   for (const auto& math : all_profiles()) {
     const kv_layout layout = math->layout_kv(24, 6);
-    std::vector<std::byte> block(layout.block_bytes, std::byte{0xee});
     const auto c = values("kv.c", 24), k = values("kv.k", 6);
-    math->kv_write(layout, block.data(), 5, c.data(), k.data());
-    const size_t row = layout.block_bytes / kv_layout::tokens;
-    for (size_t i = 0; i < block.size(); ++i) {
-      if (i >= 5 * row && i < 6 * row) continue;
-      REQUIRE(block[i] == std::byte{0xee});
+    std::vector<int> writes(layout.block_bytes, 0);
+    for (int offset = 0; offset < kv_layout::tokens; ++offset) {
+      // A byte that is the same over either filling was written.
+      std::vector<std::byte> one(layout.block_bytes, std::byte{0xee}), other(layout.block_bytes, std::byte{0x11});
+      for (auto* block : {&one, &other}) math->kv_write(layout, block->data(), offset, c.data(), k.data());
+      for (size_t i = 0; i < one.size(); ++i) writes[i] += one[i] == other[i] ? 1 : 0;
     }
-    CHECK(std::count(block.begin(), block.end(), std::byte{0xee}) < static_cast<long>(block.size()));
+    CHECK(std::count(writes.begin(), writes.end(), 1) == static_cast<long>(writes.size()));
   }
+}
+
+TEST_CASE("the tiles' KV block holds 32 values of all its positions, then the next 32") {
+  if (!cpu_features::detect().amx_bf16) return;
+  const auto math = compute::make(profile::amx_bf16);
+  const kv_layout layout = math->layout_kv(40, 6);  // two steps of latents, one of keys
+  scratch memory;
+  auto* block = reinterpret_cast<uint16_t*>(memory.take(layout.block_bytes));
+  REQUIRE(layout.block_bytes == size_t{3} * 32 * 32 * sizeof(uint16_t));
+  const auto c = values("kv.c", 40), k = values("kv.k", 6);
+  math->kv_write(layout, reinterpret_cast<std::byte*>(block), 5, c.data(), k.data());
+  const auto at = [&](int step, int i) { return block[(step * 32 + 5) * 32 + i]; };
+  for (int i = 0; i < 40; ++i) CHECK(at(i / 32, i % 32) == bf16_round(c[sized(i)]));
+  for (int i = 0; i < 6; ++i) CHECK(at(2, i) == bf16_round(k[sized(i)]));
+  for (int i = 8; i < 32; ++i) CHECK(at(1, i) == 0);
+  for (int i = 6; i < 32; ++i) CHECK(at(2, i) == 0);
 }

@@ -77,17 +77,20 @@ uint64_t attention_of(const compute& math, int length) {
   return hash_bits(attention(math, p.shape, kv, p.q, {p.length}));
 }
 
-// From BF16 latents in the layout of tiles: [rk padded to 32][dr padded to 32].
+// From BF16 latents in the layout of tiles: blocks [3 steps: two of latents, one of keys][32 positions][32].
 uint64_t emulated_attention_of(int length) {
   const attention_problem p(length);
-  constexpr int padded = 64 + 32;
-  std::vector<uint16_t> rows(320 * padded);
+  constexpr int block_elements = 3 * 32 * 32;
+  std::vector<uint16_t> cache(10 * block_elements);
   for (int t = 0; t < p.length; ++t) {
-    bf16_round_row(p.latents.data() + t * p.rk, rows.data() + t * padded, p.rk);
-    bf16_round_row(p.keys.data() + t * p.dr, rows.data() + t * padded + 64, p.dr);
+    uint16_t* row = cache.data() + t / 32 * block_elements + t % 32 * 32;
+    bf16_round_row(p.latents.data() + t * p.rk, row, 32);
+    bf16_round_row(p.latents.data() + t * p.rk + 32, row + 32 * 32, p.rk - 32);
+    bf16_round_row(p.keys.data() + t * p.dr, row + 2 * 32 * 32, p.dr);
   }
   std::vector<const std::byte*> blocks;
-  for (size_t b = 0; b < 10; ++b) blocks.push_back(reinterpret_cast<const std::byte*>(rows.data() + b * 32 * padded));
+  for (size_t b = 0; b < 10; ++b)
+    blocks.push_back(reinterpret_cast<const std::byte*>(cache.data() + b * block_elements));
   std::vector<uint16_t> narrow(p.heads * p.rk);
   amx_emulate_attention({p.heads, p.rk, p.dr, 0.3F}, blocks.data(), p.q.data(), p.length, narrow.data());
   std::vector<float> out(narrow.size());
