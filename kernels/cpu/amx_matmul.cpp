@@ -100,17 +100,17 @@ void bf16_block(const uint16_t* x, ptrdiff_t x_stride, const uint16_t* w, int fi
 // The same over steps that are taken here. Returns where they lie.
 template <int Rows, int Columns, class Steps>
 const uint16_t* bf16_first_block(const uint16_t* x, ptrdiff_t x_stride, Steps& w, int first_step, int count,
-                                 int steps_ahead, int lines, float* sums) {
+                                 prefetch_plan ahead, float* sums) {
   if (first_step == 0)
     zero_tiles<Rows, Columns>();
   else
     load_tiles<Rows, Columns>(sums);
   const uint16_t* begin = nullptr;
   for (int i = 0; i < count; ++i) {
-    const int step = first_step + i;
-    const uint16_t* from = w.step(step, i % steps_in_block);
+    const uint16_t* from = w.step(first_step + i, i % steps_in_block);
     if (i == 0) begin = from;
-    add_products<Rows, Columns>(x + ptrdiff_t{i} * tile_elements, x_stride, from, 1, {w.at(step + steps_ahead), lines});
+    add_products<Rows, Columns>(x + ptrdiff_t{i} * tile_elements, x_stride, from, 1, ahead);
+    ahead.at += ptrdiff_t{ahead.lines} * line_bytes;
   }
   store_tiles<Rows, Columns>(sums);
   return begin;
@@ -130,10 +130,10 @@ void bf16_panel(const amx_product& call, const panel& p, const row_range& rows, 
   for (int step = 0; step < steps; step += block) {
     const int count = steps - step < block ? steps - step : block;
     const uint16_t* x = input_tiles(call, rows.first, step);
-    const uint16_t* from =
-        tiles == 1 ? bf16_first_block<1, Columns>(x, row_tile, w, step, count, steps_in_block, lines, sums.tile)
-                   : bf16_first_block<2, Columns>(x, row_tile, w, step, count, steps_in_block, lines, sums.tile);
-    prefetch_plan ahead{w.at(step + steps_in_block) + ptrdiff_t{lines} * count * line_bytes, lines};
+    prefetch_plan ahead{w.at(step + steps_in_block), lines};
+    const uint16_t* from = tiles == 1 ? bf16_first_block<1, Columns>(x, row_tile, w, step, count, ahead, sums.tile)
+                                      : bf16_first_block<2, Columns>(x, row_tile, w, step, count, ahead, sums.tile);
+    ahead.at += ptrdiff_t{lines} * count * line_bytes;
     for (int t = 2; t < tiles; t += 2) {
       x += 2 * row_tile;
       float* at = sums.tile + ptrdiff_t{t} * 2 * tile_sums;
