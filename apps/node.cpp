@@ -1,5 +1,4 @@
 #include <caf/io/all.hpp>
-#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include "apps/cluster/head.hpp"
 #include "apps/cluster/join.hpp"
 #include "apps/commands.hpp"
+#include "apps/process_signals.hpp"
 
 namespace troupe {
 
@@ -85,11 +85,7 @@ class node_process {
 
   // Serves until the node ends or a signal asks it to; nothing when it was a signal.
   result<std::optional<verdict>> run() {
-    sigset_t signals;
-    sigemptyset(&signals);
-    for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
-    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-    signal(SIGPIPE, SIG_IGN);
+    const process_signals signals;
     const auto address = parse_join_address(options_.join);
     if (!address) return address.failure();
     live_seams_options seams;
@@ -113,7 +109,7 @@ class node_process {
     auto actor = system.spawn([](node_actor::stateful_pointer<node_state> self,
                                  node_environment given) { return self->state.start(self, std::move(given)); },
                               std::move(environment));
-    const auto ended = wait(signals);
+    const auto ended = wait(signals, *parts);
     deadline.arm(end_patience, [this, ended] { _exit(conclude(ended, arguments_)); });
     parts->close();
     caf::anon_send_exit(actor, caf::exit_reason::kill);
@@ -121,10 +117,11 @@ class node_process {
   }
 
  private:
-  std::optional<verdict> wait(const sigset_t& signals) {
+  std::optional<verdict> wait(const process_signals& signals, live_seams& parts) {
     for (;;) {
-      const timespec period{0, 50'000'000};
-      if (sigtimedwait(&signals, nullptr, &period) > 0) return std::nullopt;
+      const auto wish = signals.wait(std::chrono::milliseconds(50));
+      if (wish == signal_wish::end) return std::nullopt;
+      if (wish != signal_wish::none) parts.record_trace(wish == signal_wish::resume_trace);
       const std::lock_guard lock(mutex_);
       if (verdict_) return verdict_;
     }

@@ -1,4 +1,3 @@
-#include <signal.h>
 #include <spdlog/spdlog.h>
 
 #include <cstdio>
@@ -10,6 +9,7 @@
 #include "apps/cluster/head.hpp"
 #include "apps/commands.hpp"
 #include "apps/http/server.hpp"
+#include "apps/process_signals.hpp"
 #include "runtime/placement/load_files.hpp"
 
 namespace troupe {
@@ -30,22 +30,6 @@ struct serve_options {
 };
 
 constexpr auto tend_period = std::chrono::milliseconds(50);
-
-// SIGINT and SIGTERM end the program in order; SIGHUP too, since the terminal is gone. Blocked before
-// any thread starts, so that only `wait_for_end` takes them.
-sigset_t ending_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGHUP);
-  return set;
-}
-
-bool ending(const sigset_t& set, std::chrono::milliseconds patience) {
-  const timespec wait{patience.count() / 1000, patience.count() % 1000 * 1'000'000};
-  return sigtimedwait(&set, nullptr, &wait) > 0;
-}
 
 result<std::string> read_key(const std::string& file) {
   if (file.empty()) return std::string{};
@@ -126,9 +110,7 @@ class server {
   explicit server(serve_options options) : options_(std::move(options)) {}
 
   result<void> run() {
-    const sigset_t signals = ending_signals();
-    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-    signal(SIGPIPE, SIG_IGN);
+    const process_signals signals;
     auto config = load_head_config(options_.config);
     if (!config) return config.failure();
     if (options_.port >= 0) config->http_port = static_cast<uint16_t>(options_.port);
@@ -198,7 +180,7 @@ class server {
     return {};
   }
 
-  result<void> serve(head& front, const std::string& key, const sigset_t& signals) {
+  result<void> serve(head& front, const std::string& key, const process_signals& signals) {
     const auto& config = front.config();
     if (config.spawn_nodes)
       for (uint32_t node = 1; node < config.settings.nodes; ++node)
@@ -228,17 +210,27 @@ class server {
       std::ofstream(unfinished) << (*http)->port() << "\n";
       std::rename(unfinished.c_str(), options_.port_file.c_str());
     }
-    while (!ending(signals, tend_period))
+    while (!ending(front, signals))
       if (auto fine = tend(front); !fine) return fine;
     spdlog::info("ending");
     (*http)->stop();
     return {};
   }
 
-  result<void> wait_until_serving(head& front, const sigset_t& signals) {
+  // Waits a little; returns whether a signal asks to end.
+  bool ending(head& front, const process_signals& signals) {
+    const auto wish = signals.wait(tend_period);
+    if (wish == signal_wish::none || wish == signal_wish::end) return wish == signal_wish::end;
+    const bool recording = wish == signal_wish::resume_trace;
+    front.record_trace(recording);
+    children_.signal(recording ? SIGUSR1 : SIGUSR2);
+    return false;
+  }
+
+  result<void> wait_until_serving(head& front, const process_signals& signals) {
     size_t shown = 0;
     while (!front.serving()) {
-      if (ending(signals, tend_period)) {
+      if (ending(front, signals)) {
         ended_ = true;
         return {};
       }
@@ -302,7 +294,7 @@ void add_serve(CLI::App& app, int& exit_code) {
   command->add_option(
       "--trace", options->trace,
       "Write a timeline of every stage and transfer (Chrome trace events, for Perfetto) when the cluster\n"
-      "ends, and print where the time of its steps went");
+      "ends, and print where the time of its steps went; SIGUSR2 pauses it, SIGUSR1 goes on");
   command->add_option("--record-load", options->record_load,
                       "Write the rows of each expert, by window and source shard, when the cluster ends (with\n"
                       "rebalance.co_activation also pairs of experts): CSV where the name ends in .csv, else compact;\n"

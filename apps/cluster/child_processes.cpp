@@ -45,9 +45,11 @@ result<void> child_processes::spawn(child& started) {
     // Only calls that are safe between fork and exec in a program with threads.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, nullptr);
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGUSR1);
+    sigaddset(&blocked, SIGUSR2);
+    sigprocmask(SIG_SETMASK, &blocked, nullptr);
     syscall(SYS_close_range, 3U, ~0U, 0U);
     execv("/proc/self/exe", arguments.data());
     _exit(127);
@@ -59,6 +61,10 @@ result<void> child_processes::spawn(child& started) {
 
 void child_processes::expect_end(uint16_t key) {
   if (const auto known = children_.find(key); known != children_.end()) known->second.leaves = true;
+}
+
+void child_processes::signal(int number) const {
+  for (const auto& [key, held] : children_) kill(held.process, number);
 }
 
 void child_processes::request_kill(pid_t process) {

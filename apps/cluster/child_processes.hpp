@@ -26,6 +26,9 @@ class child_processes {
   // Child `key`, if there is one, is about to end and is not started again.
   void expect_end(uint16_t key);
 
+  // Sends every child a signal. Children inherit SIGUSR1 and SIGUSR2 blocked: neither ends one that has just begun.
+  void signal(int number) const;
+
   // Asks for a process to be killed if it is a child of ours (SIGKILL, so that a stopped one dies too);
   // `tend` does it.
   void request_kill(pid_t process);

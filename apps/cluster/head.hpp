@@ -38,6 +38,9 @@ class head final : public api_backend {
   // Joins with the head's own node again, as a new incarnation. Requires: it ended.
   void restart_node();
 
+  // Goes on with the timeline of the head's own node, or pauses it.
+  void record_trace(bool recording) { seams_.back()->record_trace(recording); }
+
   // Every node is in the first view.
   bool serving() const { return front_.board->read().serving; }
   board_snapshot board() const { return front_.board->read(); }

@@ -102,6 +102,14 @@ live_seams::~live_seams() {
   if (loader_.joinable()) loader_.join();
 }
 
+void live_seams::record_trace(bool recording) {
+  const std::lock_guard lock(mutex_);
+  recording_ = recording;
+  if (!timeline_ || closed_) return;
+  device_->account().attach(recording ? timeline_.get() : nullptr);
+  spdlog::info("{}: the timeline {}", who_, recording ? "goes on" : "is paused");
+}
+
 void live_seams::close() {
   const std::lock_guard closing(closing_);
   {
@@ -162,7 +170,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
     auto opened = timeline::open(options_.trace, node.value, true);
     if (!opened) return opened.failure();
     timeline_ = *std::move(opened);
-    device_->account().attach(timeline_.get());
+    if (recording_) device_->account().attach(timeline_.get());
   }
   if (settings.nodes_limit() == 1) {
     wire_ = std::make_shared<local_wire>(std::make_shared<local_switch>(), node.value, incarnation.value);

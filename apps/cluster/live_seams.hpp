@@ -29,6 +29,9 @@ class live_seams final : public node_seams {
   // The node's actors are of this system, which may end after `close`. Call before the node's actor begins.
   void serve(caf::actor_system& system) { system_ = &system; }
 
+  // Goes on with the timeline, if there is one, or pauses it; it begins recording. Any thread.
+  void record_trace(bool recording);
+
   // Stops the device and detaches the actors; no completion or delivery follows, and a node that is only
   // joining gets no device any more. Then the actors may end. Any thread.
   void close();
@@ -60,6 +63,7 @@ class live_seams final : public node_seams {
   live_seams_options options_;
   caf::actor_system* system_ = nullptr;
   std::mutex mutex_;       // of what `open` and `load` (an actor's thread) set and `close` reads
+  bool recording_ = true;  // into `timeline_`
   bool closed_ = false;    // then nothing below is set any more
   std::mutex closing_;     // of `close`
   std::string who_;        // "node 3", for lines a person reads

@@ -13,7 +13,11 @@ bool device_queue::push(const expert_task& task) {
   experts_.push_back(task);
   auto& work = *task.work;
   if (++work.experts_queued == 1) gathering_.arrived(row_stream::of(work.request.header), task.layer);
-  return work.experts_queued >= work.experts;
+  if (work.experts_queued < work.experts) return false;
+  const bool held = held_until_ns_ != 0 && task.layer < held_since_ns_.size() && held_since_ns_[task.layer] != 0;
+  if (!held) return true;
+  look_at_layers();
+  return best_layer()->all_there;
 }
 
 void device_queue::clear() {

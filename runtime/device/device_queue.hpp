@@ -24,7 +24,8 @@ class device_queue {
   explicit device_queue(const stage_ranks& ranks) : ranks_(ranks) {}
 
   void push(stage_task& task);
-  // Returns whether this was the last task of its dispatch: before, there is nothing new to run.
+  // Returns whether `take` may now have something new to say: not before the last task of a dispatch, and where it held
+  // the layer back, which `held_until_ns` ends, not before the rows that it expects are there.
   bool push(const expert_task& task);
   bool empty() const { return waiting_ == 0 && experts_.empty(); }
   void clear();

@@ -2,7 +2,7 @@
 //
 //   bench_cluster tax --model DIR       four processes with a shard each against one process with four
 //   bench_cluster overlap --model DIR   schedules over shaped links against the bound of the run
-//   bench_cluster trace --model DIR     decoding with and without `--trace`
+//   bench_cluster trace --model DIR     decoding while `--trace` records and while it is paused
 //   bench_cluster rebalance --model DIR time between tokens while experts move, against a cluster where they stay
 //
 // Both talk to real `troupe serve` processes over HTTP, on this machine's cores. Prompts are token ids.
@@ -101,15 +101,19 @@ void measure_tax(const std::string& model, const std::string& profile, const std
 void measure_trace(const std::string& model, const std::string& profile, int tokens, int runs) {
   const testing::temporary_directory directory;
   const auto lines = common_lines(model, profile) + "schedule: serial\nthreads_per_node: 1\n";
-  const auto plain = start(2, lines);
-  const auto traced = start(2, lines, (directory.path() / "trace.json").string());
+  const auto cluster = start(2, lines, (directory.path() / "trace.json").string());
+  const auto record = [&](bool recording) {
+    kill(cluster->process(), recording ? SIGUSR1 : SIGUSR2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until it is heard, and the list is written out
+  };
   const load what{"decode, 32 streams", 32, 16, tokens};
   std::vector<double> without, with, ratios;
   for (int i = -1; i < runs; ++i) {  // the first pair warms up
     double a = 0, b = 0;
-    if (i % 2 == 0) a = run(*plain, what, i);
-    b = run(*traced, what, i);
-    if (i % 2 != 0) a = run(*plain, what, i);
+    for (const bool recording : {i % 2 != 0, i % 2 == 0}) {
+      record(recording);
+      (recording ? b : a) = run(*cluster, what, i);
+    }
     if (i < 0) continue;
     without.push_back(a);
     with.push_back(b);
@@ -343,7 +347,7 @@ int main(int count, char** arguments) {
   auto* rebalance = app.add_subcommand("rebalance", "Time between tokens while experts move, and while they stay");
   options(rebalance);
   rebalance->add_option("--bandwidth", bandwidth_mb_s, "Of weights that a node takes in, MB/s")->capture_default_str();
-  auto* trace = app.add_subcommand("trace", "Two processes that decode, with and without --trace");
+  auto* trace = app.add_subcommand("trace", "Two processes that decode, while --trace records and while it is paused");
   options(trace);
   int tokens = 48;
   trace->add_option("--tokens", tokens, "Of a stream in a run")->capture_default_str()->check(CLI::Range(2, 4096));

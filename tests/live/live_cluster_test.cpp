@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <map>
 
 #include "apps/cluster/simulated_cluster.hpp"
 #include "tests/live/served_streams.hpp"
@@ -119,6 +120,37 @@ TEST_CASE("no process is left behind, however the head ends") {
     cluster.stop(signal);
     for (const pid_t node : nodes) CHECK(served_cluster::wait_until([&] { return kill(node, 0) != 0; }));
   }
+}
+
+TEST_CASE("a paused timeline records nothing, in any process, until it is told to go on") {
+  const temporary_directory directory;
+  const auto trace = directory.path() / "trace.json";
+  served_cluster cluster(2, "", trace.string());
+  REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
+  const auto both_say = [&](const std::string& what) {
+    return served_cluster::wait_until([&] {
+      const auto said = cluster.log();
+      return said.find("node 0: the timeline " + what) != std::string::npos &&
+             said.find("node 1: the timeline " + what) != std::string::npos;
+    });
+  };
+  kill(cluster.process(), SIGUSR2);
+  REQUIRE_MESSAGE(both_say("is paused"), cluster.log());
+  run_streams(cluster, 8);
+  kill(cluster.process(), SIGUSR1);
+  REQUIRE_MESSAGE(both_say("goes on"), cluster.log());
+  run_streams(cluster, 8);
+  cluster.stop(SIGTERM);
+  std::ifstream events(trace);
+  std::map<std::string, int> stages;  // by node
+  std::string line;
+  while (std::getline(events, line)) {
+    if (line.find(R"("cat":"stage")") == std::string::npos) continue;
+    const size_t node = line.find(R"("pid":)");
+    ++stages[line.substr(node, line.find(',', node) - node)];
+    CHECK_MESSAGE(line.find(R"("step":1,)") == std::string::npos, line);  // the first was while it was paused
+  }
+  CHECK(stages.size() == 2);
 }
 
 TEST_CASE("a client that goes away has its request cancelled and its blocks freed") {

@@ -62,6 +62,22 @@ TEST_CASE("rows wait for those of a shard that is on its way to the layer, and a
   CHECK(q.queue.empty());
 }
 
+TEST_CASE("a device that holds rows back is woken by the last of those that it expects, not by each") {
+  gathered_queue q;
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    for (const uint16_t node : {0, 1, 2}) q.push(node, layer);
+    REQUIRE(q.take().size() == 3);
+  }
+  CHECK(q.push(0, 0));
+  CHECK(q.take().empty());
+  CHECK_FALSE(q.push(1, 0));
+  CHECK(q.push(2, 0));
+  CHECK(q.take() == nodes{0, 1, 2});
+  CHECK(q.push(0, 1));
+  CHECK(q.take().empty());
+  CHECK(q.push(0, 2));  // of a layer for which nobody waits yet
+}
+
 TEST_CASE("rows are launched alone when the others have not come in time") {
   gathered_queue q;
   q.go_together();
