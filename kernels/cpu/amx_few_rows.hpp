@@ -45,7 +45,6 @@ struct tile_row_pair {
 
 // Where column tiles come from. begin(t, step, at, next): column tile t's bytes at that step are at `at`, and those
 // that it is to fetch at `next`; pair(q) gives its rows.
-
 struct bf16_source {
   static constexpr weight_storage storage = weight_storage::bf16;
   const std::byte *tile, *ahead;

@@ -43,7 +43,7 @@ inline constexpr int steps_in_scale_block = scale_block / tile_depth;
   }
 }
 
-// Where the row pair that a line of 64 one-byte elements decodes to begins keeps its element `at` of the line.
+// Of the two rows that a line of 64 one-byte elements decodes to: where element `at` of the line lies in them.
 constexpr int position_in_pair(int at) { return at % 16 / 8 * tile_depth + at / 16 * 8 + at % 8; }
 
 // Coded BF16.

@@ -47,7 +47,8 @@ const uint16_t* input_tiles(const amx_product& call, int row, int step) {
 }
 
 // Where a panel's BF16 tiles come from, from its first wanted column on. step(i, slot): both tiles of step i, which
-// follow those of the slot before; `slots` slots stay. at(i): where step i lies in memory, `lines` lines.
+// follow those of the slot before, and stay until the slot is used again. at(i): where step i lies in memory, `lines`
+// lines.
 struct bf16_steps {
   static constexpr int lines = lines_of_step;
   const uint16_t* w;
@@ -177,7 +178,6 @@ void bf16_two_panels(const amx_product& a, const panel& first, const amx_product
 // As coded_steps; slots are the steps of a scale block.
 struct e4m3_steps {
   static constexpr ptrdiff_t tile = tile_bytes(weight_storage::e4m3);
-  static constexpr int lines = 2 * tile / line_bytes;
   const e4m3_decoder decoder;
   const std::byte* codes;
   const float* scales[2];
