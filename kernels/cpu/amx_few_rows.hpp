@@ -45,8 +45,7 @@ struct tile_row_pair {
 
 // Where column tiles come from. begin(t, step, at, next): column tile t's bytes at that step are at `at`, and those
 // that it is to fetch at `next`; pair(q) gives its rows.
-struct bf16_source {
-  static constexpr weight_storage storage = weight_storage::bf16;
+struct straight_source {
   const std::byte *tile, *ahead;
 
   void add(const amx_product&, int, int) {}
@@ -54,6 +53,10 @@ struct bf16_source {
     tile = at;
     ahead = next;
   }
+};
+
+struct bf16_source : straight_source {
+  static constexpr weight_storage storage = weight_storage::bf16;
   [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
     __builtin_prefetch(ahead + q * 128);
     __builtin_prefetch(ahead + q * 128 + 64);
@@ -61,16 +64,9 @@ struct bf16_source {
   }
 };
 
-struct e4m3_source {
+struct e4m3_source : straight_source {
   static constexpr weight_storage storage = weight_storage::e4m3;
   const e4m3_decoder decoder;
-  const std::byte *tile, *ahead;
-
-  void add(const amx_product&, int, int) {}
-  [[gnu::always_inline]] inline void begin(int, int, const std::byte* at, const std::byte* next) {
-    tile = at;
-    ahead = next;
-  }
   [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
     __builtin_prefetch(ahead + q * 64);
     tile_row_pair rows;
