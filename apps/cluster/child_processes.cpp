@@ -29,9 +29,11 @@ std::string how_it_ended(int status) {
 }  // namespace
 
 result<void> child_processes::start(uint16_t key, std::vector<std::string> arguments) {
-  auto& made = children_[key];
+  child made;
   made.arguments = std::move(arguments);
-  return spawn(made);
+  if (auto began = spawn(made); !began) return began;
+  children_[key] = std::move(made);
+  return {};
 }
 
 result<void> child_processes::spawn(child& started) {
@@ -95,7 +97,10 @@ result<void> child_processes::tend() {
       return error{errc::unavailable, "the process of node " + std::to_string(key) + " ends right after its start (" +
                                           how_it_ended(status) + "); its last messages are above"};
     spdlog::warn("the process of node {} ended ({}); starting another", key, how_it_ended(status));
-    if (auto again = spawn(held); !again) return again;
+    if (auto again = spawn(held); !again) {
+      children_.erase(current);  // its id is no longer ours to signal
+      return again;
+    }
   }
   return {};
 }

@@ -10,23 +10,6 @@
 namespace troupe::kernels {
 namespace {
 
-// The memory is already zero.
-void fill_e4m3_tiles(const weight_reader& weight, uint8_t* body) {
-  const int steps = tile_steps(weight.depth());
-  for (int column = 0; column < weight.columns(); column += tile_columns) {
-    const int tile_column = column / tile_columns;
-    const int width = std::min(tile_columns, weight.columns() - column);
-    for (int step = 0; step < steps; ++step) {
-      const int64_t tile = (int64_t{tile_column / 2} * steps + step) * 2 + tile_column % 2;
-      uint8_t* out = body + tile * tile_elements;
-      const int depth = std::min(tile_depth, weight.depth() - step * tile_depth);
-      for (int c = 0; c < width; ++c)
-        for (int i = 0; i < depth; ++i)
-          out[e4m3_position(c, i)] = weight.stored<uint8_t>(column + c, step * tile_depth + i);
-    }
-  }
-}
-
 // Makes BF16 tiles of a weight. `padding` stands where the weight has no element.
 class tile_maker {
  public:
@@ -69,6 +52,19 @@ bool each_tile(const weight_reader& weight, Each each) {
       for (int column = panel; column < panel + 2 * tile_columns; column += tile_columns)
         if (!each(column, step)) return false;
   return true;
+}
+
+// The memory is already zero.
+void fill_e4m3_tiles(const weight_reader& weight, uint8_t* out) {
+  each_tile(weight, [&](int column, int step) {
+    const int width = std::min(tile_columns, weight.columns() - column);
+    const int depth = std::min(tile_depth, weight.depth() - step * tile_depth);
+    for (int c = 0; c < width; ++c)
+      for (int i = 0; i < depth; ++i)
+        out[e4m3_position(c, i)] = weight.stored<uint8_t>(column + c, step * tile_depth + i);
+    out += tile_elements;
+    return true;
+  });
 }
 
 packed_matrix pack_bf16(const weight_reader& weight) {

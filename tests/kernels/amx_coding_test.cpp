@@ -111,8 +111,8 @@ TEST_CASE("weights of any kind give the emulation's bits, coded or not, in whole
     const uint16_t bits = any_bits("rare", i);
     return static_cast<uint16_t>(i % 700 == 0 ? (bits & 0xbfffU) : (bits & 0x80ffU) | 0x3d00U);
   };
-  for (const test_weight& w :
-       {weight_of(n, k, exponents(3)), weight_of(n, k, exponents(40)), weight_of(n, k, rarely_odd)}) {
+  for (const test_weight& w : {weight_of(n, k, exponents(3)), weight_of(n, k, exponents(40)),
+                               weight_of(n, k, rarely_odd), make_weight("kinds.W", weight_dtype::fp8_e4m3, n, k)}) {
     const packed_matrix packed = pack_amx(weight_reader(w.view(), false));
     CAPTURE(static_cast<int>(amx_product_of(packed).storage));
     const auto x = values("kinds.x", sized(most * k), 3);
@@ -121,6 +121,44 @@ TEST_CASE("weights of any kind give the emulation's bits, coded or not, in whole
       const auto whole = emulated(packed, x, m);
       CHECK(same_bits(product(*math, packed, x, m), whole));
     }
+  }
+}
+
+TEST_CASE("a gated product may have one weight coded and the other not") {
+  if (!cpu_features::detect().amx_bf16) {
+    MESSAGE("skipped: this CPU has no AMX");
+    return;
+  }
+  const auto math = compute::make(profile::amx_bf16);
+  const int n = 64, k = 96, most = 40;
+  // Numbers of one exponent, and the same ones with a few of many exponents among them.
+  const auto plain = [](size_t i) { return static_cast<uint16_t>((any_bits("gate", i) & 0x80ffU) | 0x3d00U); };
+  const auto wild = [&](size_t i) {
+    return i % 4 != 0 ? plain(i) : static_cast<uint16_t>((plain(i) & 0x807fU) | (90 + any_bits("wild", i) % 37U) << 7U);
+  };
+  const packed_matrix coded = pack_amx(weight_reader(weight_of(n, k, plain).view(), false));
+  const packed_matrix straight = pack_amx(weight_reader(weight_of(n, k, wild).view(), false));
+  REQUIRE(amx_product_of(coded).storage == weight_storage::bf16_coded);
+  REQUIRE(amx_product_of(straight).storage == weight_storage::bf16);
+  const auto x = values("gated.x", sized(most * k));
+  const auto gated = [&](const packed_matrix& gate, const packed_matrix& up, int m) {
+    scratch in, out;
+    std::byte* input = in.take(math->input_bytes(m, k));
+    std::byte* result = out.take(math->input_bytes(m, n));
+    for (int i = 0; i < m; ++i) math->input_row(x.data() + i * k, i, k, input);
+    math->gated_matmul(gate, up, {input, m, k}, result, 0, n);
+    const auto* rows = reinterpret_cast<const uint16_t*>(result);
+    std::vector<uint16_t> first(sized(n));
+    for (int j = 0; j < n; ++j)
+      first[sized(j)] = rows[input_row_position(0, n) + j / tile_depth * tile_elements + j % tile_depth];
+    return first;
+  };
+  const auto alone = gated(coded, straight, 1), turned = gated(straight, coded, 1);
+  CHECK(alone != turned);
+  for (const int m : {4, 5, 16, 17, most}) {
+    CAPTURE(m);
+    CHECK(gated(coded, straight, m) == alone);
+    CHECK(gated(straight, coded, m) == turned);
   }
 }
 
