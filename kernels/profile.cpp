@@ -54,10 +54,10 @@ cpu_features look() {
   const bool f = has(extended.ebx, 16), dq = has(extended.ebx, 17);
   const bool bw = has(extended.ebx, 30), vl = has(extended.ebx, 31);
   found.avx512 = found.avx2 && zmm && f && dq && bw && vl;
-  // The FP8 decoder beside the tiles permutes bytes (VBMI); every CPU with AMX has it.
-  const bool vbmi = has(extended.ecx, 1);
+  // The FP8 decoder beside the tiles permutes bytes (VBMI) and bits (GFNI); every CPU with AMX has both.
+  const bool bytes_and_bits = has(extended.ecx, 1) && has(extended.ecx, 8);
   const bool amx = has(extended.edx, 22) && has(extended.edx, 24);  // BF16 and TILE
-  found.amx_bf16 = found.avx512 && vbmi && tiles && amx && request_tile_permission();
+  found.amx_bf16 = found.avx512 && bytes_and_bits && tiles && amx && request_tile_permission();
   return found;
 }
 

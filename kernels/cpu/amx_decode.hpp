@@ -8,7 +8,7 @@
 // So that the header also compiles where the command line does not enable these, as every header must.
 #if !defined(__clang__)
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")
 #endif
 
 namespace troupe::kernels {
@@ -36,8 +36,8 @@ struct e4m3_tables {
 };
 inline constexpr e4m3_tables tables;
 
-// Decodes one line of 64 codes to two rows of a BF16 tile.
-struct e4m3_decoder {
+// Decodes one line of 64 codes to two rows of a BF16 tile: any codes.
+struct e4m3_table_decoder {
   const __m512i low_0 = _mm512_load_si512(tables.low), low_1 = _mm512_load_si512(tables.low + 64);
   const __m512i high_0 = _mm512_load_si512(tables.high), high_1 = _mm512_load_si512(tables.high + 64);
   const __m512i sign_bit = _mm512_set1_epi8(static_cast<char>(0x80));
@@ -51,6 +51,25 @@ struct e4m3_decoder {
   }
 };
 
+// The same for codes of normal numbers, of which each bit of the result is one bit of the code, or not that: the
+// exponent's four bits are e3 !e3 !e3 !e3 !e3 e2 e1 e0 in BF16, because 120 is added.
+struct e4m3_decoder {
+  // GF2P8AFFINEQB: byte 7 - i of each 8 chooses the bits of the code whose sum is bit i.
+  const __m512i to_high = _mm512_set1_epi64(0x1020404040404080);
+  const __m512i to_low = _mm512_set1_epi64(0x01020408);
+
+  [[gnu::always_inline]] inline void decode(__m512i code, __m512i& first, __m512i& second) const {
+    const __m512i low = _mm512_gf2p8affine_epi64_epi8(code, to_low, 0);
+    const __m512i high = _mm512_gf2p8affine_epi64_epi8(code, to_high, 0x3c);
+    first = _mm512_unpacklo_epi8(low, high);
+    second = _mm512_unpackhi_epi8(low, high);
+  }
+};
+
+[[gnu::always_inline]] inline bool is_marked(const uint64_t* marks, int step) {
+  return marks[step / 64] >> step % 64 & 1;
+}
+
 // What decoding a tile fetches: all that lies `near` bytes further, and, unless `far` is 0, a line now and then of what
 // lies `far` bytes further, after which the processor fetches the lines between by itself.
 struct fetch_distance {
@@ -58,8 +77,9 @@ struct fetch_distance {
 };
 
 // Decodes an E4M3 tile.
-[[gnu::always_inline]] inline void decode_tile(const e4m3_decoder& decoder, const std::byte* codes, uint16_t* out,
-                                               const fetch_distance& ahead) {
+template <class Decoder>
+[[gnu::always_inline]] inline void decode_e4m3_tile(const Decoder& decoder, const std::byte* codes, uint16_t* out,
+                                                    const fetch_distance& ahead) {
 #pragma GCC unroll 8
   for (int line = 0; line < 8; ++line) {
     __builtin_prefetch(codes + line * 64 + ahead.near);
@@ -69,6 +89,10 @@ struct fetch_distance {
     _mm512_store_si512(out + line * 64, first);
     _mm512_store_si512(out + line * 64 + 32, second);
   }
+}
+
+[[gnu::noinline]] inline void decode_rare_tile(const std::byte* codes, uint16_t* out, const fetch_distance& ahead) {
+  decode_e4m3_tile(e4m3_table_decoder(), codes, out, ahead);
 }
 
 // Decodes a tile of coded BF16 but for its exceptions. upper: the weight's table in each 16-byte lane. Fetches nothing

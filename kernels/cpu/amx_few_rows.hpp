@@ -43,35 +43,60 @@ struct tile_row_pair {
   return {_mm512_load_si512(at), _mm512_load_si512(at + 64)};
 }
 
-// Where column tiles come from. begin(t, step, at, next): column tile t's bytes at that step are at `at`, and those
-// that it is to fetch at `next`; pair(q) gives its rows.
-struct straight_source {
-  const std::byte *tile, *ahead;
+// Rows of a tile that lies decoded somewhere.
+struct decoded_rows {
+  const uint16_t* tile;
+  [[gnu::always_inline]] inline tile_row_pair pair(int q) const { return load_pair(tile, q); }
+};
+
+// Where column tiles come from. open(t, step, at, next, use): column tile t's bytes at that step are at `at`, and those
+// that it is to fetch at `next`; calls use(rows), where rows.pair(q) gives the tile's rows.
+struct bf16_source {
+  static constexpr weight_storage storage = weight_storage::bf16;
+  struct straight_rows {
+    const std::byte *tile, *ahead;
+    [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
+      __builtin_prefetch(ahead + q * 128);
+      __builtin_prefetch(ahead + q * 128 + 64);
+      return load_pair(tile, q);
+    }
+  };
 
   void add(const amx_product&, int, int) {}
-  [[gnu::always_inline]] inline void begin(int, int, const std::byte* at, const std::byte* next) {
-    tile = at;
-    ahead = next;
+  template <class Use>
+  [[gnu::always_inline]] inline void open(int, int, const std::byte* at, const std::byte* next, Use use) {
+    use(straight_rows{at, next});
   }
 };
 
-struct bf16_source : straight_source {
-  static constexpr weight_storage storage = weight_storage::bf16;
-  [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
-    __builtin_prefetch(ahead + q * 128);
-    __builtin_prefetch(ahead + q * 128 + 64);
-    return load_pair(tile, q);
-  }
-};
-
-struct e4m3_source : straight_source {
+struct e4m3_source {
   static constexpr weight_storage storage = weight_storage::e4m3;
+  struct straight_rows {
+    const std::byte *tile, *ahead;
+    const e4m3_decoder& decoder;
+    [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
+      __builtin_prefetch(ahead + q * 64);
+      tile_row_pair rows;
+      decoder.decode(_mm512_load_si512(tile + q * 64), rows.first, rows.second);
+      return rows;
+    }
+  };
   const e4m3_decoder decoder;
-  [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
-    __builtin_prefetch(ahead + q * 64);
-    tile_row_pair rows;
-    decoder.decode(_mm512_load_si512(tile + q * 64), rows.first, rows.second);
-    return rows;
+  const uint64_t* rare[few_tiles_together];
+  alignas(64) uint16_t decoded[tile_elements];
+
+  void add(const amx_product& call, int t, int tile) {
+    rare[t] = call.rare_tiles(tile);
+    __builtin_prefetch(rare[t]);
+  }
+  template <class Use>
+  [[gnu::always_inline]] inline void open(int t, int step, const std::byte* at, const std::byte* next, Use use) {
+    if (is_marked(rare[t], step)) {
+      decode_rare_tile(at, decoded, {next - at, 0});
+      use(decoded_rows{decoded});
+    } else {
+      use(straight_rows{at, next, decoder});
+    }
   }
 };
 
@@ -87,17 +112,18 @@ struct coded_source {
     exceptions[t] = call.exceptions(tile);
     __builtin_prefetch(exceptions[t].next);
   }
-  [[gnu::always_inline]] inline void begin(int t, int step, const std::byte* at, const std::byte* next) {
+  template <class Use>
+  [[gnu::always_inline]] inline void open(int t, int step, const std::byte* at, const std::byte* next, Use use) {
     decode_tile(load_upper_bytes(upper[t]), at, decoded, {next - at, 0});
     exceptions[t].mend(step, decoded);
     finish_stores();
+    use(decoded_rows{decoded});
   }
-  [[gnu::always_inline]] inline tile_row_pair pair(int q) const { return load_pair(decoded, q); }
 };
 
 // sums [Rows][16] += x W^T over one step of a column tile. x [Rows]: the even inputs, then the odd ones.
-template <int Rows, class Source>
-[[gnu::always_inline]] inline void add_step(const float (*x)[tile_depth], const Source& from,
+template <int Rows, class TileRows>
+[[gnu::always_inline]] inline void add_step(const float (*x)[tile_depth], const TileRows& w,
                                             float (*sums)[tile_columns]) {
   const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
   __m512 even[Rows], odd[Rows];
@@ -105,7 +131,7 @@ template <int Rows, class Source>
   for (int r = 0; r < Rows; ++r) even[r] = odd[r] = _mm512_setzero_ps();
 #pragma GCC unroll 8
   for (int q = 0; q < tile_rows / 2; ++q) {
-    const tile_row_pair pair = from.pair(q);
+    const tile_row_pair pair = w.pair(q);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const __m512i row = half == 0 ? pair.first : pair.second;
@@ -150,8 +176,11 @@ template <int Rows, class Source>
     finish_stores();  // so that multiply-adds broadcast from memory
     for (int t = 0; t < tiles; ++t) {
       const std::byte* at = w[t] + ptrdiff_t{step} * step_bytes;
-      from.begin(t, first_step + step, at, step + 1 < steps ? at + step_bytes : w[t] + after);
-      add_step<Rows>(values, from, sums.tile[t]);
+      from.open(
+          t, first_step + step, at,
+          step + 1 < steps ? at + step_bytes : w[t] + after, [&](const auto& rows) __attribute__((always_inline)) {
+            add_step<Rows>(values, rows, sums.tile[t]);
+          });
     }
   }
 }
@@ -173,7 +202,10 @@ class few_tiles {
  public:
   void add(const amx_product& call, int tile) {
     w_[count_] = call.first_tile(tile);
-    if constexpr (scaled) scales_[count_] = call.scales + ptrdiff_t{tile} * scale_blocks(call.k);
+    if constexpr (scaled) {
+      scales_[count_] = call.scales + ptrdiff_t{tile} * scale_blocks(call.k);
+      __builtin_prefetch(scales_[count_]);
+    }
     from_.add(call, count_, tile);
     ++count_;
   }

@@ -17,7 +17,10 @@
 // inputs beyond k are some positive number, since zero may be an exception. Before the body lies the table.
 //
 // E4M3 tile (512 bytes): 8 lines of 64 codes; line q decodes to the BF16 rows 2q and 2q + 1, within 16 bytes as above.
-// Scales: FP32 [2 ceil(n/32)][ceil(k/128)], one for each tile column and 128 inputs, before the body.
+// Codes beyond n and k stand for 1. Before the body lie scales, FP32 [2 ceil(n/32)][ceil(k/128)], one for each tile
+// column and 128 inputs, and after them the marks of rare tiles, 64-bit words [2 ceil(n/32)][ceil(k/2048)]: bit
+// step % 64 says that the tile has a code which is not a normal number (zero, a subnormal or NaN). All others decode by
+// moving their bits.
 #pragma once
 
 #include <cstddef>
@@ -72,6 +75,14 @@ struct exception_cursor {
   }
 };
 
+// E4M3.
+inline constexpr uint8_t padding_code = 0x38;  // 1
+
+constexpr bool is_rare(uint8_t code) { return (code & 0x78U) == 0 || (code & 0x7fU) == 0x7f; }
+
+// Words of marks for a tile column.
+[[gnu::always_inline]] constexpr inline int mark_words(int steps) { return (steps + 63) / 64; }
+
 // Where input `at` (0 .. 31) of column `column` (0 .. 15) lies in a BF16 tile.
 constexpr int bf16_position(int column, int at) { return at / 2 * tile_depth + 2 * column + at % 2; }
 
@@ -93,6 +104,7 @@ struct amx_product {
   weight_storage storage;  // bf16, bf16_coded or e4m3
   const std::byte* body;
   const float* scales;         // e4m3
+  const uint64_t* rare_marks;  // e4m3
   const uint8_t* upper_bytes;  // bf16_coded: [16]
   int n, k;
   const uint16_t* x;  // input tiles, 64-byte aligned
@@ -102,6 +114,10 @@ struct amx_product {
   // Where the first tile of tile column `column` lies; its others follow two tiles apart.
   [[gnu::always_inline]] inline const std::byte* first_tile(int column) const {
     return panel(column / 2) + exception_bytes() + column % 2 * tile_bytes(storage);
+  }
+  // Of tile column `column`. Requires: storage is e4m3.
+  [[gnu::always_inline]] inline const uint64_t* rare_tiles(int column) const {
+    return rare_marks + ptrdiff_t{column} * mark_words(tile_steps(k));
   }
   // Requires: storage is bf16_coded.
   [[gnu::always_inline]] inline exception_cursor exceptions(int column) const {

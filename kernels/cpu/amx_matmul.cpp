@@ -1,5 +1,7 @@
 #include "kernels/cpu/amx_matmul.hpp"
 
+#include <algorithm>
+
 #include "kernels/cpu/amx_decode.hpp"
 #include "kernels/cpu/amx_few_rows.hpp"
 #include "kernels/cpu/amx_tiles.hpp"
@@ -181,6 +183,7 @@ struct e4m3_steps {
   const e4m3_decoder decoder;
   const std::byte* codes;
   const float* scales[2];
+  const uint64_t* rare[2];
   const int columns;
   alignas(64) uint16_t decoded[steps_in_scale_block][2 * tile_elements];
 
@@ -189,11 +192,18 @@ struct e4m3_steps {
     const int blocks = (call.k + scale_block - 1) / scale_block, first = p.index * 2 + p.first;
     scales[0] = call.scales + ptrdiff_t{first} * blocks;
     scales[1] = columns == 2 ? scales[0] + blocks : scales[0];
+    rare[0] = call.rare_tiles(first);
+    rare[1] = call.rare_tiles(first + columns - 1);
   }
   [[gnu::always_inline]] inline const uint16_t* step(int i, const fetch_distance& ahead) {
     uint16_t* to = decoded[i % steps_in_scale_block];
-    for (int c = 0; c < columns; ++c)
-      decode_tile(decoder, codes + (ptrdiff_t{i} * 2 + c) * tile, to + ptrdiff_t{c} * tile_elements, ahead);
+    for (int c = 0; c < columns; ++c) {
+      const std::byte* from = codes + (ptrdiff_t{i} * 2 + c) * tile;
+      if (is_marked(rare[c], i))
+        decode_rare_tile(from, to + ptrdiff_t{c} * tile_elements, ahead);
+      else
+        decode_e4m3_tile(decoder, from, to + ptrdiff_t{c} * tile_elements, ahead);
+    }
     return to;
   }
 };
@@ -356,15 +366,16 @@ void multiply(const amx_product& call, Sink sink) {
   }
 }
 
-// silu(gate) * up of column tile c as the next product's input.
+// silu(gate) * up of column tile c as the next product's input: zero beyond `width`, where the sums are of padding.
 template <class Gates, class Ups>
 [[gnu::always_inline]] inline void store_gated(int width, int column, const row_range& rows, const Gates& gates,
                                                const Ups& ups, uint16_t* out) {
   uint16_t* to = out + ptrdiff_t{column / tile_depth} * tile_elements + column % tile_depth;
+  const int count = std::clamp(width - column, 0, lane_count);
   for (int r = 0; r < rows.count; ++r) {
     const auto g = gates(r);
     const auto silu = avx512::div(g, logistic_denominator<avx512>(g));
-    avx512::store_bf16(to + input_row_position(rows.first + r, width), avx512::mul(silu, ups(r)));
+    avx512::store_bf16(to + input_row_position(rows.first + r, width), avx512::keep(avx512::mul(silu, ups(r)), count));
   }
 }
 

@@ -54,14 +54,23 @@ bool each_tile(const weight_reader& weight, Each each) {
   return true;
 }
 
-// The memory is already zero.
-void fill_e4m3_tiles(const weight_reader& weight, uint8_t* out) {
+// The marks are already zero.
+void fill_e4m3_tiles(const weight_reader& weight, packed_matrix& packed) {
+  const amx_product body = amx_product_of(packed);
+  auto* out = reinterpret_cast<uint8_t*>(packed.mutable_data() + packed.parts().body_offset);
   each_tile(weight, [&](int column, int step) {
     const int width = std::min(tile_columns, weight.columns() - column);
     const int depth = std::min(tile_depth, weight.depth() - step * tile_depth);
+    bool rare = false;
+    std::fill_n(out, tile_elements, padding_code);
     for (int c = 0; c < width; ++c)
-      for (int i = 0; i < depth; ++i)
-        out[e4m3_position(c, i)] = weight.stored<uint8_t>(column + c, step * tile_depth + i);
+      for (int i = 0; i < depth; ++i) {
+        const auto code = weight.stored<uint8_t>(column + c, step * tile_depth + i);
+        rare |= is_rare(code);
+        out[e4m3_position(c, i)] = code;
+      }
+    auto* marks = const_cast<uint64_t*>(body.rare_tiles(column / tile_columns));
+    if (rare) marks[step / 64] |= uint64_t{1} << (step % 64);
     out += tile_elements;
     return true;
   });
@@ -136,7 +145,9 @@ packed_matrix empty_amx(weight_storage storage, int columns, int depth) {
   const auto panels = static_cast<size_t>((columns + 2 * tile_columns - 1) / (2 * tile_columns));
   const auto blocks = static_cast<size_t>((depth + scale_block - 1) / scale_block);
   packed_parts parts{static_cast<uint32_t>(storage), 0, 0};
-  if (storage == weight_storage::e4m3) parts.body_offset = round_up_to_line(2 * panels * blocks * sizeof(float));
+  if (storage == weight_storage::e4m3)
+    parts.body_offset = round_up_to_line(
+        2 * panels * (blocks * sizeof(float) + sizeof(uint64_t) * static_cast<size_t>(mark_words(tile_steps(depth)))));
   if (storage == weight_storage::bf16_coded) parts.body_offset = round_up_to_line(upper_bytes);
   amx_product shape{};
   shape.storage = storage;
@@ -153,7 +164,7 @@ packed_matrix pack_amx(const weight_reader& weight) {
   packed_matrix packed = empty_amx(weight_storage::e4m3, weight.columns(), weight.depth());
   std::byte* data = packed.mutable_data();
   fill_scales(weight, reinterpret_cast<float*>(data + packed.parts().scales_offset));
-  fill_e4m3_tiles(weight, reinterpret_cast<uint8_t*>(data + packed.parts().body_offset));
+  fill_e4m3_tiles(weight, packed);
   return packed;
 }
 
@@ -162,8 +173,12 @@ amx_product amx_product_of(const packed_matrix& packed) {
   amx_product product{};
   product.storage = static_cast<weight_storage>(parts.storage);
   product.body = packed.data() + parts.body_offset;
-  if (product.storage == weight_storage::e4m3)
+  if (product.storage == weight_storage::e4m3) {
+    const ptrdiff_t panels = (packed.n() + 2 * tile_columns - 1) / (2 * tile_columns);
+    const ptrdiff_t blocks = (packed.k() + scale_block - 1) / scale_block;
     product.scales = reinterpret_cast<const float*>(packed.data() + parts.scales_offset);
+    product.rare_marks = reinterpret_cast<const uint64_t*>(product.scales + 2 * panels * blocks);
+  }
   if (product.storage == weight_storage::bf16_coded)
     product.upper_bytes = reinterpret_cast<const uint8_t*>(packed.data());
   product.n = packed.n();

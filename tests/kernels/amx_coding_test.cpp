@@ -124,13 +124,13 @@ TEST_CASE("weights of any kind give the emulation's bits, coded or not, in whole
   }
 }
 
-TEST_CASE("a gated product may have one weight coded and the other not") {
+TEST_CASE("a gated product may have one weight coded and the other not, and is zero beyond its width") {
   if (!cpu_features::detect().amx_bf16) {
     MESSAGE("skipped: this CPU has no AMX");
     return;
   }
   const auto math = compute::make(profile::amx_bf16);
-  const int n = 64, k = 96, most = 40;
+  const int n = 72, k = 96, most = 40;
   // Numbers of one exponent, and the same ones with a few of many exponents among them.
   const auto plain = [](size_t i) { return static_cast<uint16_t>((any_bits("gate", i) & 0x80ffU) | 0x3d00U); };
   const auto wild = [&](size_t i) {
@@ -148,13 +148,15 @@ TEST_CASE("a gated product may have one weight coded and the other not") {
     for (int i = 0; i < m; ++i) math->input_row(x.data() + i * k, i, k, input);
     math->gated_matmul(gate, up, {input, m, k}, result, 0, n);
     const auto* rows = reinterpret_cast<const uint16_t*>(result);
-    std::vector<uint16_t> first(sized(n));
-    for (int j = 0; j < n; ++j)
+    std::vector<uint16_t> first(sized(tile_steps(n) * tile_depth));
+    for (int j = 0; j < tile_steps(n) * tile_depth; ++j)
       first[sized(j)] = rows[input_row_position(0, n) + j / tile_depth * tile_elements + j % tile_depth];
     return first;
   };
   const auto alone = gated(coded, straight, 1), turned = gated(straight, coded, 1);
   CHECK(alone != turned);
+  for (const auto& row : {alone, turned, gated(coded, coded, 1)})
+    CHECK(std::all_of(row.begin() + n, row.end(), [](uint16_t beyond) { return beyond == 0; }));
   for (const int m : {4, 5, 16, 17, most}) {
     CAPTURE(m);
     CHECK(gated(coded, straight, m) == alone);

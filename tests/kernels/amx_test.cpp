@@ -87,6 +87,35 @@ TEST_CASE("few rows of inputs that vanish give the emulation's bits under FP8 we
   }
 }
 
+TEST_CASE("FP8 tiles with rare codes and without give the emulation's bits") {
+  if (!cpu_features::detect().amx_bf16) {
+    MESSAGE("skipped: this CPU has no AMX");
+    return;
+  }
+  const auto math = compute::make(profile::amx_bf16);
+  const int n = 80, k = 2200, most = 40;  // more steps than a word has marks
+  test_weight w = make_weight("rare.W", weight_dtype::fp8_e4m3, n, k);
+  const std::array<uint8_t, 4> rare = {0x00, 0x83, 0x07, 0x80};
+  for (const size_t period : {1U, 3000U, 0U}) {  // everywhere, in some tiles, nowhere
+    for (size_t i = 0; i < w.data.size(); ++i) {
+      auto code = static_cast<uint8_t>(t0_mix(i) >> 40U);
+      if (is_rare(code)) code = static_cast<uint8_t>((code & 0x80U) | 0x08U | i % 8);
+      if (period != 0 && i % period == 0) code = rare[i / period % rare.size()];
+      w.data[i] = std::byte{code};
+    }
+    const packed_matrix packed = packed_for_tiles(w);
+    const amx_product body = amx_product_of(packed);
+    const uint64_t marks = *body.rare_tiles(0);
+    CHECK((period == 0 ? marks == 0 : period == 1 ? ~marks == 0 : marks != 0 && ~marks != 0));
+    const auto x = values("rare.x", sized(most * k));
+    for (const int m : {1, 3, 4, 9, 17, most}) {
+      CAPTURE(period);
+      CAPTURE(m);
+      CHECK(same_bits(product(*math, packed, x, m), emulated(packed, x, m)));
+    }
+  }
+}
+
 TEST_CASE("the emulation alone is right within BF16 rounding on any machine") {
   const int n = 40, k = 200, m = 3;
   for (const weight_dtype dtype : {weight_dtype::bf16, weight_dtype::fp8_e4m3}) {
