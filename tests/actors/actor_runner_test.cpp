@@ -159,6 +159,21 @@ TEST_CASE_FIXTURE(fixture, "a runner runs the actors that its work tells somethi
   CHECK(actors.threads == std::array{here, here});
 }
 
+TEST_CASE_FIXTURE(fixture,
+                  "a runner leaves no reference to the actor system on its thread where an actor spawned another") {
+  const auto spawning = idle_actor([](caf::event_based_actor* self, const micro_batch&) {
+    self->spawn([](caf::event_based_actor*, int) {}, 0);
+    self->quit();
+  });
+  const caf::logger* left = nullptr;
+  std::thread([&] {
+    actor_runner runner(system, 1);
+    runner.run([&] { post(spawning, message_of(own_node)); }, always);
+    left = caf::logger::current_logger();
+  }).join();
+  CHECK(left == nullptr);  // `~actor_system` waits until no thread refers to its logger
+}
+
 TEST_CASE_FIXTURE(fixture, "beyond a runner's number of handlers the scheduler goes on") {
   chain actors(*this);
   actor_runner runner(system, 1);
