@@ -77,9 +77,10 @@ struct ucx_wire_options {
   // transfer under way. Longer saves wake-ups and costs processor time.
   uint32_t spin_us = 50;
 
-  // Whether an idle actor handles what arrives on the progress thread (`runs_receivers`). That saves a wake-up, and
-  // costs where the progress thread has no CPU of its own.
-  bool run_receivers = true;
+  // How many handlers of idle actors run on the progress thread for a message that arrives (`handlers_most`): its own,
+  // then those that it sets in motion. Each saves a wake-up of the scheduler's thread; many keep the progress thread
+  // from the next message, for which it has the time only where the scheduler's thread would find no free CPU either.
+  uint32_t handlers_most = 1;
 
   // Called on the progress thread; must not block; may call the wire.
   std::function<void(const peer_event&)> on_peer;

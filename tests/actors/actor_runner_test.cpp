@@ -20,15 +20,15 @@ constexpr uint16_t other_node = 2;
 // Of which only one answer matters.
 class silent_wire final : public wire {
  public:
-  explicit silent_wire(bool runs) : runs_(runs) {}
+  explicit silent_wire(uint32_t most) : most_(most) {}
   void attach(uint16_t, receiver) override {}
   void detach(uint16_t) override {}
   result<void> send(endpoint, micro_batch) override { return {}; }
   wire_statistics statistics() const override { return {}; }
-  bool runs_receivers() const override { return runs_; }
+  uint32_t handlers_most() const override { return most_; }
 
  private:
-  bool runs_;
+  uint32_t most_;
 };
 
 micro_batch message_of(uint16_t node, uint64_t step = 0) {
@@ -41,8 +41,9 @@ micro_batch message_of(uint16_t node, uint64_t step = 0) {
 struct fixture {
   std::unique_ptr<caf::actor_system_config> config = make_system_config(false);
   caf::actor_system system{*config};
-  silent_wire runs{true};
-  silent_wire waits{false};
+  silent_wire runs{1};
+  silent_wire runs_all{1024};
+  silent_wire waits{0};
   const std::thread::id here = std::this_thread::get_id();
 
   // Idle from the start: it begins with its first message.
@@ -155,6 +156,13 @@ TEST_CASE_FIXTURE(fixture, "a runner runs the actors that its work tells somethi
   chain actors(*this);
   actor_runner runner(system, 10);
   runner.run([&] { post(actors.first, message_of(own_node)); }, always);
+  actors.done.get_future().get();
+  CHECK(actors.threads == std::array{here, here});
+}
+
+TEST_CASE_FIXTURE(fixture, "where the wire allows it, what a message sets in motion runs on the thread that delivers") {
+  chain actors(*this);
+  deliver_to(actors.first, own_node, runs_all, [](const micro_batch&) {})(message_of(other_node));
   actors.done.get_future().get();
   CHECK(actors.threads == std::array{here, here});
 }

@@ -288,11 +288,11 @@ TEST_CASE("settling waits for a delivery that had begun, and for none on the pro
   CHECK(over);
 }
 
-TEST_CASE("a wire lets receivers run on its thread unless its options forbid it") {
+TEST_CASE("a wire lets one handler run on its thread for a message unless its options say otherwise") {
   auto options = options_of(1, 11);
-  CHECK(wire_of(options)->runs_receivers());
-  options.run_receivers = false;
-  CHECK_FALSE(wire_of(options)->runs_receivers());
+  CHECK(wire_of(options)->handlers_most() == 1);
+  options.handlers_most = 0;
+  CHECK(wire_of(options)->handlers_most() == 0);
 }
 
 TEST_CASE("many threads may send at once") {
