@@ -190,6 +190,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   const bool on_one_machine = options_.wire_host.starts_with("127.");
   if (on_one_machine && compute_takes_all(allowed, settings.nodes, settings.threads_per_node)) {
     options.spin_us = spin_us_on_shared_cpus;
+    options.spin_large_us = 0;
     options.handlers_most = handlers_most;
   }
   shaped_wire_options shaped;
