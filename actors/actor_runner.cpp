@@ -20,6 +20,9 @@ void actor_runner::run(function_ref<void()> work, function_ref<bool()> here) {
       caf::intrusive_ptr_release(job);
   }
   at_work = nullptr;
+  // An actor that spawned another has left a reference to its system's logger on this thread, for which the system's
+  // end would wait as long as the thread lives.
+  caf::logger::set_current_actor_system(nullptr);
   for (; next < ready_.size(); ++next) system().scheduler().enqueue(ready_[next]);  // takes over the reference
   ready_.clear();
 }

@@ -52,13 +52,13 @@ void post(const Actor& to, Message&& message) {
 }
 
 // A receiver for `data_plane` that delivers to an actor of node `own_node`; `before` sees every message first, on the
-// delivering thread. Another node's message is handled on the wire's thread where that runs receivers; the node's own
-// messages come on their sender's thread.
+// delivering thread. Another node's message is handled on the wire's thread where that runs handlers, with as much of
+// what it sets in motion as the wire allows; the node's own messages come on their sender's thread.
 // Requires: the actor's end is not the wire's: somebody else keeps that alive.
 template <class Before>
 wire::receiver deliver_to(caf::actor to, uint16_t own_node, const wire& data_plane, Before before) {
-  // The wire has more to do than this: one handler, and the scheduler the rest.
-  auto runner = data_plane.runs_receivers() ? std::make_shared<actor_runner>(to->home_system(), 1) : nullptr;
+  const auto most = static_cast<int>(data_plane.handlers_most());
+  auto runner = most > 0 ? std::make_shared<actor_runner>(to->home_system(), most) : nullptr;
   return [to = std::move(to), own_node, runner = std::move(runner), before = std::move(before)](micro_batch message) {
     before(message);
     if (runner == nullptr || message.header.source_node == own_node)

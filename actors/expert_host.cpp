@@ -11,8 +11,8 @@ namespace troupe {
 
 namespace {
 
-constexpr auto tick_period = std::chrono::milliseconds(20);
-constexpr uint64_t ticks_per_load = 5;  // how often the rows of each expert are told
+constexpr auto tick_period = std::chrono::milliseconds(50);
+constexpr uint64_t ticks_per_load = 2;  // how often the rows of each expert are told
 
 }  // namespace
 

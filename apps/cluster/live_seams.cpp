@@ -20,9 +20,12 @@ namespace {
 
 constexpr uint16_t slots_max = 65;  // the host and up to 64 shards
 
-// A wire that spins, and runs actors itself, answers sooner. Where compute threads take all CPUs it takes the time from
-// what it waits for.
+// A wire that spins answers sooner. Where compute threads take all CPUs it takes the time from what it waits for.
 constexpr uint32_t spin_us_on_shared_cpus = 5;
+
+// Of actors, for one completion or message, on the thread that brings it. Where compute threads take all CPUs, handing
+// them to the scheduler's thread costs a switch of threads and makes nothing run at the same time.
+constexpr int handlers_most = 1024;
 
 // Threads that share out independent items and end with the call. Thread i stays on cpus[i], so that the memory a
 // weight is packed into is near a CPU that computes.
@@ -142,7 +145,6 @@ result<std::shared_ptr<const model_config>> live_seams::read_config(const servin
 
 // Actors run on the device's thread where it has nothing else to do, or nobody else has a CPU for them.
 completion_runner live_seams::run_completions(bool no_other_cpu) const {
-  constexpr int handlers_most = 1024;
   return [no_other_cpu, runner = std::make_shared<actor_runner>(*system_, handlers_most)](function_ref<void()> complete,
                                                                                           function_ref<bool()> idle) {
     runner->run(complete, [&] { return no_other_cpu || idle(); });
@@ -188,7 +190,8 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   const bool on_one_machine = options_.wire_host.starts_with("127.");
   if (on_one_machine && compute_takes_all(allowed, settings.nodes, settings.threads_per_node)) {
     options.spin_us = spin_us_on_shared_cpus;
-    options.run_receivers = false;
+    options.spin_large_us = 0;
+    options.handlers_most = handlers_most;
   }
   shaped_wire_options shaped;
   shaped.node = node.value;

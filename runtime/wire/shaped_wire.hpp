@@ -58,7 +58,7 @@ class shaped_wire final : public wire {
   // is dropped and counted.
   result<void> send(endpoint to, micro_batch message) override;
 
-  bool runs_receivers() const override { return inner_->runs_receivers(); }
+  uint32_t handlers_most() const override { return inner_->handlers_most(); }
 
   // The inner wire's, plus what is on the way (bytes in flight) and was dropped here.
   wire_statistics statistics() const override;

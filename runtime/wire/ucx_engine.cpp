@@ -146,7 +146,7 @@ void ucx_wire::engine::loop() {
     now_ns = wire_time_ns();
     // A transfer of 1 MiB takes longer than one spin, and waking up as long as a good part of it.
     const uint64_t spins = unfinished() == 0 ? 1 : 4;
-    if (now_ns - active_ns < spins * options_.spin_us * 1000) {
+    if (now_ns - active_ns < spins * options_.spin_us * 1000 || now_ns < sender_->answer_until_ns()) {
       // Yielding: the peer that would answer may be waiting for this very core.
       sched_yield();
     } else {

@@ -1,5 +1,7 @@
 #include "runtime/wire/ucx_sender.hpp"
 
+#include <algorithm>
+
 #include "runtime/wire/ucx_link.hpp"
 #include "runtime/wire/ucx_status.hpp"
 #include "runtime/wire/wire_time.hpp"
@@ -73,6 +75,8 @@ void ucx_sender::start(send_request* request) {
   const ucs_status_ptr_t returned =
       ucp_am_send_nbx(peer.sends_on->ucp_endpoint, message_id_data, &header, sizeof header,
                       bytes == 0 ? nullptr : request->message.payload->data, bytes, &parameters);
+  if (const uint64_t spin_ns = spin_after_ns(options_, bytes); spin_ns != 0)
+    answer_until_ns_ = std::max(answer_until_ns_, wire_time_ns() + spin_ns);
   const ucs_status_t status = ucx_status(returned);
   if (status == UCS_INPROGRESS) {
     ++unfinished_;

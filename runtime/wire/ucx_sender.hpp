@@ -54,6 +54,8 @@ class ucx_sender {
   bool has_quarantined() const { return quarantine_first_ != nullptr; }
 
   uint64_t unfinished() const { return unfinished_; }  // requests that UCX holds
+  // Until then an answer to a large payload may come any moment (`spin_after_ns`).
+  uint64_t answer_until_ns() const { return answer_until_ns_; }
 
  private:
   static void on_sent(void* ucx_request, ucs_status_t status, void* argument);
@@ -82,6 +84,7 @@ class ucx_sender {
   request_stack submitted_;
   request_pool requests_;
   uint64_t unfinished_ = 0;
+  uint64_t answer_until_ns_ = 0;
   send_request* quarantine_first_ = nullptr;  // the one that ends first
   send_request* quarantine_last_ = nullptr;
   std::vector<ucx_peer*> bulk_peers_;  // those with queued bulk

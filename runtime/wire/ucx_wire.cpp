@@ -39,7 +39,7 @@ void ucx_wire::attach(uint16_t slot, receiver to) { engine_->slots().attach(slot
 
 void ucx_wire::detach(uint16_t slot) { engine_->slots().detach(slot); }
 
-bool ucx_wire::runs_receivers() const { return engine_->options().run_receivers; }
+uint32_t ucx_wire::handlers_most() const { return engine_->options().handlers_most; }
 
 void ucx_wire::settle() { engine_->settle(); }
 

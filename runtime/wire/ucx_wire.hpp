@@ -61,7 +61,7 @@ class ucx_wire final : public wire {
   // that thread itself.
   void settle();
 
-  bool runs_receivers() const override;
+  uint32_t handlers_most() const override;
 
   // To this node itself: delivered at once on the calling thread, without a copy.
   // Fails: exhausted (the class's bytes or messages in flight to that peer are at their maximum),

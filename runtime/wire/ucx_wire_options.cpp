@@ -1,5 +1,6 @@
 #include "runtime/wire/ucx_wire_options.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <string>
 
@@ -44,6 +45,11 @@ result<void> validate(const ucx_wire_options& options) {
       return wrong("a class's receive memory is smaller than one message of rendezvous_bytes");
   }
   return {};
+}
+
+uint64_t spin_after_ns(const ucx_wire_options& options, uint64_t payload_bytes) {
+  if (payload_bytes < options.rendezvous_bytes) return 0;
+  return std::min(2 * payload_bytes, uint64_t{options.spin_large_us} * 1000);
 }
 
 }  // namespace troupe

@@ -76,10 +76,14 @@ struct ucx_wire_options {
   // The progress thread polls, yielding, so long after the last activity; four times as long while UCX has a
   // transfer under way. Longer saves wake-ups and costs processor time.
   uint32_t spin_us = 50;
+  // The answer to a large payload comes when the peer has taken all of it. So the progress thread polls on after it has
+  // handed a dispatch or combine of `rendezvous_bytes` or more to UCX: 2 ns a byte (500 MB/s), but not longer than so.
+  uint32_t spin_large_us = 2000;
 
-  // Whether an idle actor handles what arrives on the progress thread (`runs_receivers`). That saves a wake-up, and
-  // costs where the progress thread has no CPU of its own.
-  bool run_receivers = true;
+  // How many handlers of idle actors run on the progress thread for a message that arrives (`handlers_most`): its own,
+  // then those that it sets in motion. Each saves a wake-up of the scheduler's thread; many keep the progress thread
+  // from the next message, for which it has the time only where the scheduler's thread would find no free CPU either.
+  uint32_t handlers_most = 1;
 
   // Called on the progress thread; must not block; may call the wire.
   std::function<void(const peer_event&)> on_peer;
@@ -87,6 +91,9 @@ struct ucx_wire_options {
 
 // Fails: invalid_argument (a field is out of range; the message names it).
 result<void> validate(const ucx_wire_options& options);
+
+// How long the progress thread polls after such a payload at least, ns. Pure.
+uint64_t spin_after_ns(const ucx_wire_options& options, uint64_t payload_bytes);
 
 // Counters since the start, beyond `wire_statistics`. Dropped messages by reason:
 struct ucx_wire_counters {

@@ -3,7 +3,7 @@
 // `send` never blocks and may be called from any thread; it takes a reference to the payload and
 // holds it until the transport has completed. Delivery calls the receiver attached to the addressed
 // slot, on a thread of the wire's own choosing; a receiver only puts the message into a mailbox, or where
-// `runs_receivers` says so lets the actor handle it at once. A message to a peer that is gone is dropped
+// `handlers_most` allows it lets the actor handle it at once. A message to a peer that is gone is dropped
 // silently: senders design for silence (deadlines, retries).
 //
 // Implementations: `local` (one process: moves a pointer), `ucx` (between processes and hosts),
@@ -58,9 +58,9 @@ class wire {
 
   virtual wire_statistics statistics() const = 0;
 
-  // Whether receivers are called, with messages of other nodes, by a thread of this wire alone, with no lock
-  // held and never inside each other: then a receiver may run a short handler itself.
-  virtual bool runs_receivers() const { return false; }
+  // How many short handlers of actors a receiver may run itself for a message of another node. More than none only
+  // where such receivers are called by a thread of this wire alone, with no lock held and never inside each other.
+  virtual uint32_t handlers_most() const { return 0; }
 
   // What a message of so many bytes takes between two nodes when nothing else is on the link, ns; 0 when
   // that is not known, or nothing. Pure.

@@ -20,15 +20,15 @@ constexpr uint16_t other_node = 2;
 // Of which only one answer matters.
 class silent_wire final : public wire {
  public:
-  explicit silent_wire(bool runs) : runs_(runs) {}
+  explicit silent_wire(uint32_t most) : most_(most) {}
   void attach(uint16_t, receiver) override {}
   void detach(uint16_t) override {}
   result<void> send(endpoint, micro_batch) override { return {}; }
   wire_statistics statistics() const override { return {}; }
-  bool runs_receivers() const override { return runs_; }
+  uint32_t handlers_most() const override { return most_; }
 
  private:
-  bool runs_;
+  uint32_t most_;
 };
 
 micro_batch message_of(uint16_t node, uint64_t step = 0) {
@@ -41,8 +41,9 @@ micro_batch message_of(uint16_t node, uint64_t step = 0) {
 struct fixture {
   std::unique_ptr<caf::actor_system_config> config = make_system_config(false);
   caf::actor_system system{*config};
-  silent_wire runs{true};
-  silent_wire waits{false};
+  silent_wire runs{1};
+  silent_wire runs_all{1024};
+  silent_wire waits{0};
   const std::thread::id here = std::this_thread::get_id();
 
   // Idle from the start: it begins with its first message.
@@ -157,6 +158,28 @@ TEST_CASE_FIXTURE(fixture, "a runner runs the actors that its work tells somethi
   runner.run([&] { post(actors.first, message_of(own_node)); }, always);
   actors.done.get_future().get();
   CHECK(actors.threads == std::array{here, here});
+}
+
+TEST_CASE_FIXTURE(fixture, "where the wire allows it, what a message sets in motion runs on the thread that delivers") {
+  chain actors(*this);
+  deliver_to(actors.first, own_node, runs_all, [](const micro_batch&) {})(message_of(other_node));
+  actors.done.get_future().get();
+  CHECK(actors.threads == std::array{here, here});
+}
+
+TEST_CASE_FIXTURE(fixture,
+                  "a runner leaves no reference to the actor system on its thread where an actor spawned another") {
+  const auto spawning = idle_actor([](caf::event_based_actor* self, const micro_batch&) {
+    self->spawn([](caf::event_based_actor*, int) {}, 0);
+    self->quit();
+  });
+  const caf::logger* left = nullptr;
+  std::thread([&] {
+    actor_runner runner(system, 1);
+    runner.run([&] { post(spawning, message_of(own_node)); }, always);
+    left = caf::logger::current_logger();
+  }).join();
+  CHECK(left == nullptr);  // `~actor_system` waits until no thread refers to its logger
 }
 
 TEST_CASE_FIXTURE(fixture, "beyond a runner's number of handlers the scheduler goes on") {

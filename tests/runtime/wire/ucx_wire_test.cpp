@@ -288,11 +288,23 @@ TEST_CASE("settling waits for a delivery that had begun, and for none on the pro
   CHECK(over);
 }
 
-TEST_CASE("a wire lets receivers run on its thread unless its options forbid it") {
+TEST_CASE("a wire lets one handler run on its thread for a message unless its options say otherwise") {
   auto options = options_of(1, 11);
-  CHECK(wire_of(options)->runs_receivers());
-  options.run_receivers = false;
-  CHECK_FALSE(wire_of(options)->runs_receivers());
+  CHECK(wire_of(options)->handlers_most() == 1);
+  options.handlers_most = 0;
+  CHECK(wire_of(options)->handlers_most() == 0);
+}
+
+TEST_CASE("a wire waits for the answer to a large payload as long as that takes, but not for ever") {
+  ucx_wire_options options;
+  options.rendezvous_bytes = 64 << 10;
+  options.spin_large_us = 2000;
+  CHECK(spin_after_ns(options, 0) == 0);
+  CHECK(spin_after_ns(options, (64 << 10) - 1) == 0);
+  CHECK(spin_after_ns(options, 64 << 10) == 128 << 10);
+  CHECK(spin_after_ns(options, 1 << 20) == 2'000'000);
+  options.spin_large_us = 0;  // where compute threads take up all CPUs
+  CHECK(spin_after_ns(options, 1 << 20) == 0);
 }
 
 TEST_CASE("many threads may send at once") {
