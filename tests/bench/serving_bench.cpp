@@ -215,6 +215,9 @@ int bench(head_config config, const bench_options& options) {
     if (loop != nullptr && loop_first) found->looped.push_back(in_loop());
     found->served.push_back(serve());
     if (loop != nullptr && !loop_first) found->looped.push_back(in_loop());
+    if (loop != nullptr)
+      std::fprintf(stderr, "%s: %.1f, plain loop %.1f, ratio %.3f\n", name.c_str(), found->served.back(),
+                   found->looped.back(), found->served.back() / found->looped.back());
   };
   constexpr int prompt_tokens = 16, decoded_tokens = 48;
   measure_prefill(**front, 64, 99);
