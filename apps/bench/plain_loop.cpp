@@ -38,6 +38,12 @@ plain_loop::plain_loop(kernels::profile profile, int threads)
   kernels::prepare_thread();
 }
 
+plain_loop::plain_loop(plain_loop_weights weights, kernels::profile profile, int threads)
+    : plain_loop(profile, threads) {
+  weights_ = std::move(weights);
+  use_weights();
+}
+
 result<std::unique_ptr<plain_loop>> plain_loop::load(const std::string& model, kernels::profile profile, int threads) {
   std::unique_ptr<plain_loop> loop(new plain_loop(profile, threads));
   if (const auto loaded = loop->load_weights(model); !loaded) return loaded.failure();
@@ -47,33 +53,38 @@ result<std::unique_ptr<plain_loop>> plain_loop::load(const std::string& model, k
 result<void> plain_loop::load_weights(const std::string& model) {
   auto config = load_model_config(model);
   if (!config) return config.failure();
-  config_ = *config;
+  weights_.config = *config;
   auto files = checkpoint::open(model);
   if (!files) return files.failure();
   const parallel_runner run = [this](int count, const std::function<void(int)>& item) {
     team_.parallel("load", count, [&](int i, worker_memory&) { item(i); });
   };
-  auto shard = load_shard_weights(*files, config_, *math_, run);
+  auto shard = load_shard_weights(*files, weights_.config, *math_, run);
   if (!shard) return shard.failure();
-  shard_ = *shard;
-  std::vector<std::optional<error>> failures(static_cast<size_t>(config_.num_hidden_layers));
-  experts_.resize(static_cast<size_t>(config_.num_hidden_layers * config_.n_routed_experts));
-  run(config_.num_hidden_layers, [&](int layer) {
-    for (int expert = 0; config_.is_moe(layer) && expert < config_.n_routed_experts; ++expert) {
-      auto weights = load_expert_weights(*files, config_, *math_, layer, expert);
+  weights_.shard = *shard;
+  std::vector<std::optional<error>> failures(static_cast<size_t>(weights_.config.num_hidden_layers));
+  weights_.experts.resize(static_cast<size_t>(weights_.config.num_hidden_layers * weights_.config.n_routed_experts));
+  run(weights_.config.num_hidden_layers, [&](int layer) {
+    for (int expert = 0; weights_.config.is_moe(layer) && expert < weights_.config.n_routed_experts; ++expert) {
+      auto weights = load_expert_weights(*files, weights_.config, *math_, layer, expert);
       if (!weights) {
         failures[static_cast<size_t>(layer)] = weights.failure();
         return;
       }
-      experts_[static_cast<size_t>(layer * config_.n_routed_experts + expert)] = *weights;
+      weights_.experts[static_cast<size_t>(layer * weights_.config.n_routed_experts + expert)] = *weights;
     }
   });
   for (auto& failure : failures)
     if (failure) return *failure;
-  pass_.emplace(config_, *shard_, *math_, bf16_);
-  batches_.resize(static_cast<size_t>(config_.n_routed_experts));
-  uses_.resize(static_cast<size_t>(config_.num_hidden_layers));
+  use_weights();
   return {};
+}
+
+void plain_loop::use_weights() {
+  const auto& config = weights_.config;
+  pass_.emplace(config, *weights_.shard, *math_, bf16_);
+  batches_.resize(static_cast<size_t>(config.n_routed_experts));
+  uses_.resize(static_cast<size_t>(config.num_hidden_layers));
 }
 
 double plain_loop::prefill(int tokens) {
@@ -128,24 +139,24 @@ void plain_loop::decode_step() {
 int32_t plain_loop::token_of(int sequence, int at) const {
   const uint64_t mixed =
       (static_cast<uint64_t>(sequence) * 7919 + static_cast<uint64_t>(at) + 1) * uint64_t{0x9e3779b97f4a7c15};
-  return static_cast<int32_t>((mixed >> 33U) % static_cast<uint64_t>(config_.vocab_size));
+  return static_cast<int32_t>((mixed >> 33U) % static_cast<uint64_t>(weights_.config.vocab_size));
 }
 
 void plain_loop::start(int sequences, int positions) {
   const int blocks = (positions + kernels::kv_layout::tokens - 1) / kernels::kv_layout::tokens;
-  cache_ = std::make_unique<kv_cache>(math_->layout_kv(config_.kv_lora_rank, config_.qk_rope_head_dim),
-                                      config_.num_hidden_layers, sequences * blocks);
+  cache_ = std::make_unique<kv_cache>(math_->layout_kv(weights_.config.kv_lora_rank, weights_.config.qk_rope_head_dim),
+                                      weights_.config.num_hidden_layers, sequences * blocks);
   sequences_.assign(static_cast<size_t>(sequences), {});
   for (auto& sequence : sequences_) cache_->allocate(blocks, sequence);
-  if (rows_ == nullptr) rows_ = std::make_unique<micro_batch_rows>(config_, *math_, rows_max);
+  if (rows_ == nullptr) rows_ = std::make_unique<micro_batch_rows>(weights_.config, *math_, rows_max);
 }
 
 void plain_loop::step(const std::vector<int32_t>& sampled) {
   pass_->begin(*rows_, team_);
-  for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
+  for (int layer = 0; layer < weights_.config.num_hidden_layers; ++layer) {
     pass_->attention_inputs(*rows_, *cache_, layer, team_);
     pass_->attention_core(*rows_, *cache_, layer, team_);
-    if (!config_.is_moe(layer)) {
+    if (!weights_.config.is_moe(layer)) {
       pass_->dense_mlp(*rows_, layer, team_);
       continue;
     }
@@ -153,14 +164,28 @@ void plain_loop::step(const std::vector<int32_t>& sampled) {
     pass_->shared_expert(*rows_, layer, team_);
     pass_->combine(*rows_, team_);
   }
-  if (!sampled.empty()) pass_->head(*rows_, sampled, team_);
+  if (!sampled.empty()) {
+    pass_->head(*rows_, sampled, team_);
+    sample(sampled.size());
+  }
   sampled_ = sampled.size();
 }
 
+// The likeliest tokens, as a shard samples them; what follows does not depend on them.
+void plain_loop::sample(size_t rows) {
+  const int vocab = weights_.config.vocab_size;
+  tokens_.resize(std::max(tokens_.size(), rows));
+  team_.parallel("sampling", static_cast<int>(rows), [&](int i, worker_memory& memory) {
+    const float* logits = rows_->logits.data() + static_cast<size_t>(i) * static_cast<size_t>(vocab);
+    tokens_[static_cast<size_t>(i)] =
+        kernels::sample(*math_, logits, vocab, {.temperature = 0, .top_p = 1, .top_k = 0}, 0, 0, 0, memory.kernel);
+  });
+}
+
 void plain_loop::routed_experts(int layer) {
-  const int d = config_.hidden_size;
+  const int d = weights_.config.hidden_size;
   const size_t element_bytes = bf16_ ? 2 : 4;
-  const int k = config_.num_experts_per_tok;
+  const int k = weights_.config.num_experts_per_tok;
   outputs_.resize(static_cast<size_t>(rows_->count() * k) * static_cast<size_t>(d) * element_bytes);
   for (auto& batch : batches_) {
     batch.pairs.clear();
@@ -177,12 +202,12 @@ void plain_loop::routed_experts(int layer) {
   experts_used_.clear();
   auto& uses = uses_[static_cast<size_t>(layer)];
   uses.clear();
-  for (int e = 0; e < config_.n_routed_experts; ++e) {
+  for (int e = 0; e < weights_.config.n_routed_experts; ++e) {
     const auto& batch = batches_[static_cast<size_t>(e)];
     if (batch.pairs.empty()) continue;
-    const int expert = layer * config_.n_routed_experts + e;
+    const int expert = layer * weights_.config.n_routed_experts + e;
     const int m = static_cast<int>(batch.pairs.size());
-    used_.push_back({experts_[static_cast<size_t>(expert)].get(), m, batch.outputs.data(),
+    used_.push_back({weights_.experts[static_cast<size_t>(expert)].get(), m, batch.outputs.data(),
                      bf16_ ? kernels::element::bf16 : kernels::element::f32});
     experts_used_.push_back(e);
     uses.push_back({expert, m});
@@ -196,7 +221,7 @@ void plain_loop::routed_experts(int layer) {
 }
 
 void plain_loop::add_attention(int layer, std::vector<section_work>& works) const {
-  const auto& weights = shard_->layers[static_cast<size_t>(layer)].attention;
+  const auto& weights = weights_.shard->layers[static_cast<size_t>(layer)].attention;
   const int m = rows_->count();
   if (weights.q_a) {
     works.push_back(product_work("q_a, kv_a", m, {&weights.q_a, &weights.kv_a}));
@@ -232,10 +257,10 @@ void plain_loop::add_attention(int layer, std::vector<section_work>& works) cons
 std::vector<section_work> plain_loop::last_step() const {
   std::vector<section_work> works;
   const int m = rows_->count();
-  for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
+  for (int layer = 0; layer < weights_.config.num_hidden_layers; ++layer) {
     add_attention(layer, works);
-    const auto& weights = shard_->layers[static_cast<size_t>(layer)];
-    if (!config_.is_moe(layer)) {
+    const auto& weights = weights_.shard->layers[static_cast<size_t>(layer)];
+    if (!weights_.config.is_moe(layer)) {
       works.push_back(product_work("dense gate, up", m, {&weights.dense.gate, &weights.dense.up}));
       works.push_back(product_work("dense down", m, {&weights.dense.down}));
       continue;
@@ -243,7 +268,7 @@ std::vector<section_work> plain_loop::last_step() const {
     works.push_back(product_work("router", m, {&weights.router}));
     section_work gates{"expert gate, up", {}, 0}, downs{"expert down", {}, 0}, both{"experts", {}, 0};
     for (const auto& use : uses_[static_cast<size_t>(layer)]) {
-      const auto& expert = *experts_[static_cast<size_t>(use.expert)];
+      const auto& expert = *weights_.experts[static_cast<size_t>(use.expert)];
       for (const auto* weight : {&expert.gate, &expert.up, &expert.down}) {
         (weight == &expert.down ? downs : gates).reads.push_back(bytes_of(*weight));
         both.reads.push_back(bytes_of(*weight));
@@ -254,8 +279,8 @@ std::vector<section_work> plain_loop::last_step() const {
       both.flops += 3 * one;
     }
     // They are computed together or one after the other (`expert_products`).
-    const bool together =
-        products_.computes_whole(uses_[static_cast<size_t>(layer)].size(), config_.moe_intermediate_size, team_.size());
+    const bool together = products_.computes_whole(uses_[static_cast<size_t>(layer)].size(),
+                                                   weights_.config.moe_intermediate_size, team_.size());
     if (together) {
       works.push_back(std::move(both));
     } else {
@@ -265,7 +290,7 @@ std::vector<section_work> plain_loop::last_step() const {
     works.push_back(product_work("shared gate, up", m, {&weights.shared.gate, &weights.shared.up}));
     works.push_back(product_work("shared down", m, {&weights.shared.down}));
   }
-  if (sampled_ > 0) works.push_back(product_work("head", static_cast<int>(sampled_), {&shard_->head}));
+  if (sampled_ > 0) works.push_back(product_work("head", static_cast<int>(sampled_), {&weights_.shard->head}));
   return works;
 }
 

@@ -22,11 +22,20 @@ struct section_work {
   double flops = 0;
 };
 
+// All weights of a model, packed for a profile.
+struct plain_loop_weights {
+  model_config config;
+  std::shared_ptr<const shard_weights> shard;
+  std::vector<std::shared_ptr<const expert_weights>> experts;  // [layers, experts]; null in dense layers
+};
+
 // One sequence of calls from one thread, which leads the team.
 class plain_loop {
  public:
   // Loads all weights of a model directory. Fails: as `load_model_config` and `load_shard_weights` do.
   static result<std::unique_ptr<plain_loop>> load(const std::string& model, kernels::profile profile, int threads);
+  // Computes with weights that somebody else has loaded: where they lie in memory decides about a few per cent.
+  plain_loop(plain_loop_weights weights, kernels::profile profile, int threads);
 
   // Seconds of a prompt of `tokens`, at most 512 rows at a time.
   double prefill(int tokens);
@@ -56,6 +65,8 @@ class plain_loop {
 
   plain_loop(kernels::profile profile, int threads);
   result<void> load_weights(const std::string& model);
+  void use_weights();
+  void sample(size_t rows);
   int32_t token_of(int sequence, int at) const;
   void start(int sequences, int positions);
   void prompt_rows(int first, int count);
@@ -66,9 +77,7 @@ class plain_loop {
   std::unique_ptr<kernels::compute> math_;
   worker_team team_;
   bool bf16_;
-  model_config config_;
-  std::shared_ptr<const shard_weights> shard_;
-  std::vector<std::shared_ptr<const expert_weights>> experts_;  // [layers, experts]
+  plain_loop_weights weights_;
   std::optional<forward_pass> pass_;
   std::unique_ptr<kv_cache> cache_;
   std::vector<std::vector<int32_t>> sequences_;
@@ -86,7 +95,8 @@ class plain_loop {
   };
   std::vector<std::vector<expert_use>> uses_;  // [layers] of the last step
   std::vector<int32_t> sampled_rows_;          // of decode: all
-  size_t sampled_ = 0;                         // rows that the last step sampled
+  std::vector<kernels::sampled_token> tokens_;
+  size_t sampled_ = 0;  // rows that the last step sampled
 };
 
 }  // namespace troupe

@@ -117,6 +117,7 @@ void head::spawn_node() {
   live_seams_options seams;
   seams.wire_host = config_.listen;
   seams.on_ended = callbacks_.on_ended;
+  seams.on_loaded = callbacks_.on_loaded;
   seams.trace = config_.trace;
   seams_.push_back(std::make_shared<live_seams>(std::move(seams)));
   seams_.back()->serve(*system_);

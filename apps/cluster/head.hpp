@@ -25,6 +25,8 @@ struct head_callbacks {
   std::function<void(const error& reason, node_end how)> on_ended;
   // A node has been drained: its process ends by itself. On the coordinator's thread; must not block.
   std::function<void(node_id)> on_released;
+  // The head's own node has its weights: for measurements that share them. On its loader's thread.
+  std::function<void(const loaded_weights&)> on_loaded;
 };
 
 class head final : public api_backend {

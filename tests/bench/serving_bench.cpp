@@ -4,7 +4,7 @@
 //   bench_serving --model DIR [--make-bench-1b [--fp8]] [--threads N] [--profile P] [--runs N] [--loop] [--start]
 //
 // Prints medians with spread of N runs: prefill of 512 and 2,048, decode at batch 1, 8, 32 and 64.
-// With --loop: beside the same kernels in a plain loop, in turns, and the ratio.
+// With --loop: beside the same kernels on the same weights in a plain loop, in turns, and the ratio.
 // With --start: the time from nothing to the first token instead.
 #include <CLI/CLI.hpp>
 #include <spdlog/spdlog.h>
@@ -180,14 +180,25 @@ struct bench_options {
   bool loop = false;
 };
 
+// Collects what a plain loop needs of the weights that the head has loaded.
+void share_weights(const loaded_weights& loaded, plain_loop_weights& shared) {
+  shared.config = *loaded.config;
+  shared.shard = loaded.shard;
+  const auto experts = static_cast<size_t>(loaded.config->n_routed_experts);
+  shared.experts.resize(static_cast<size_t>(loaded.config->num_hidden_layers) * experts);
+  for (const auto& hosted : loaded.experts) shared.experts[hosted.layer * experts + hosted.expert] = hosted.weights;
+}
+
 int bench(head_config config, const bench_options& options) {
   const auto begin = bench_clock::now();
-  const std::string model = config.settings.model;
   const int threads = static_cast<int>(config.settings.threads_per_node);
   const auto profile = config.choose_profile ? kernels::cpu_features::detect().amx_bf16 ? kernels::profile::amx_bf16
                                                                                         : kernels::profile::f32
                                              : config.settings.profile;
-  auto front = head::start(std::move(config), {});
+  plain_loop_weights weights;
+  head_callbacks callbacks;
+  if (options.loop) callbacks.on_loaded = [&](const loaded_weights& loaded) { share_weights(loaded, weights); };
+  auto front = head::start(std::move(config), std::move(callbacks));
   if (!front) {
     std::fprintf(stderr, "bench_serving: %s\n", front.failure().message.c_str());
     return 1;
@@ -195,14 +206,7 @@ int bench(head_config config, const bench_options& options) {
   while (!(*front)->serving()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   std::printf("ready after %.2f s, %s\n", seconds_since(begin), (*front)->board().nodes.front().device.c_str());
   std::unique_ptr<plain_loop> loop;
-  if (options.loop) {
-    auto loaded = plain_loop::load(model, profile, threads);
-    if (!loaded) {
-      std::fprintf(stderr, "bench_serving: %s\n", loaded.failure().message.c_str());
-      return 1;
-    }
-    loop = std::move(*loaded);
-  }
+  if (options.loop) loop = std::make_unique<plain_loop>(std::move(weights), profile, threads);
   std::vector<rates> all;
   // Whoever goes first in one run goes second in the next.
   const auto measure = [&](const std::string& name, bool loop_first, auto serve, auto in_loop) {
@@ -211,6 +215,9 @@ int bench(head_config config, const bench_options& options) {
     if (loop != nullptr && loop_first) found->looped.push_back(in_loop());
     found->served.push_back(serve());
     if (loop != nullptr && !loop_first) found->looped.push_back(in_loop());
+    if (loop != nullptr)
+      std::fprintf(stderr, "%s: %.1f, plain loop %.1f, ratio %.3f\n", name.c_str(), found->served.back(),
+                   found->looped.back(), found->served.back() / found->looped.back());
   };
   constexpr int prompt_tokens = 16, decoded_tokens = 48;
   measure_prefill(**front, 64, 99);
