@@ -16,7 +16,7 @@ int columns_of_item(int columns, int threads) {
   if (threads == 1) return columns;
   constexpr int grain = 64, items_a_thread = 4;
   const int wanted = columns / (threads * items_a_thread);
-  return std::max(grain, wanted / grain * grain);
+  return std::max(grain, (wanted + grain / 2) / grain * grain);
 }
 
 // Rows that one item of a product computes where there are so many that its weights are better read by each thread than

@@ -267,7 +267,10 @@ result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint
       weights->layers[static_cast<size_t>(i - 1)] = load_layer(reader, config, i - 1);
     } else {
       const tensor_view* embedding = reader.find("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
-      if (embedding != nullptr) weights->embedding = *embedding;
+      if (embedding != nullptr) {
+        weights->embedding = *embedding;
+        populate(*embedding);  // or a step would wait for the page of each token that is new to it
+      }
       weights->final_norm = reader.vector("model.norm.weight", config.hidden_size);
       weights->head = reader.matrix(config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
                                     config.vocab_size, config.hidden_size);
