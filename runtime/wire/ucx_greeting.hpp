@@ -63,7 +63,7 @@ struct greeting {
   uint64_t checksum = 0;                 // 56  XXH3-64 of bytes 0..55
 
   static constexpr uint32_t magic_value = 0x4c505254U;
-  static constexpr uint16_t current_version = 2;
+  static constexpr uint16_t current_version = 3;  // of messages and of packed weights that they carry
   static constexpr uint16_t flag_automatic = 1;
 };
 static_assert(sizeof(greeting) == 64);
