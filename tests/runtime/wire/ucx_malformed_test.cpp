@@ -163,7 +163,7 @@ TEST_CASE("a greeting of another version is told so") {
   CHECK(peer.node->counters().refused_greetings == 1);
   CHECK(peer.until([&] { return peer.ucx.failed() && peer.node->counters().links == 0; }));
   CHECK_MESSAGE(log.has("node 2 at 127.0.0.1:"), log.text());
-  CHECK_MESSAGE(log.has("speaks wire version 9, this one 2; run the same build on all nodes"), log.text());
+  CHECK_MESSAGE(log.has("speaks wire version 9, this one 3; run the same build on all nodes"), log.text());
 }
 
 greeting reversed(greeting of) {
@@ -219,7 +219,7 @@ TEST_CASE("a node that finds another version or byte order where it connects say
       stranger.progress();
       return events.count(2, 22, false) == 1 && node->counters().links == 0;
     }));
-    const char* what = other_order ? "has the other byte order" : "speaks wire version 9, this one 2; run the same";
+    const char* what = other_order ? "has the other byte order" : "speaks wire version 9, this one 3; run the same";
     CHECK_MESSAGE(events.has_reason(what), events.last_reason());
     CHECK_MESSAGE(log.has("node 2 at " + address + " " + what), log.text());
     CHECK(node->send({2, 5, 22}, patterned_nothing()).failure().code == errc::unavailable);
