@@ -87,6 +87,10 @@ class attention_shard_state {
   void end_sequence(request_id request, uint32_t attempt);
   void report();
   void tell_co_activation();
+  void keep_reminded();
+  void remind();
+  bool busy();
+  uint32_t ticks_per_round() const;
   steady_time now() const;
 
   attention_shard_actor::stateful_pointer<attention_shard_state> self_ = nullptr;
@@ -101,6 +105,8 @@ class attention_shard_state {
   std::optional<schedule_chooser> chooser_;
   std::optional<pair_counts> co_activation_;  // where `rebalance.co_activation` asks for it
   uint32_t ticks_ = 0;
+  uint32_t quiet_ticks_ = 0;  // since one that found something to do
+  bool reminded_ = false;     // a tick is on its way
   dispatch_ledger ledger_;
   replica_router router_;
   view_ptr view_;
