@@ -15,7 +15,7 @@ namespace {
 
 // How long rows of an expert without a live replica wait for one.
 constexpr auto stranded_deadline = std::chrono::seconds(30);
-constexpr auto tick_period = std::chrono::milliseconds(25);
+constexpr auto tick_period = std::chrono::milliseconds(50);
 constexpr uint16_t absent = 0xffff;
 
 uint64_t clock_ns(steady_time time) {
@@ -161,6 +161,7 @@ void attention_shard_state::on_answer(const micro_batch& answer) {
     file(answer, *entry);
   send_unsent();
   advance(step_index);
+  tell_epoch();
 }
 
 void attention_shard_state::file(const micro_batch& answer, outstanding_dispatch& entry) {
@@ -511,11 +512,17 @@ void attention_shard_state::end_sequence(request_id request, uint32_t attempt) {
   tell(view_->prefill_balancer, message);
 }
 
+// An epoch is taken up when no answer is awaited under an older one: then old replicas may go. The experts that move
+// wait for it, so it is told at once.
+void attention_shard_state::tell_epoch() {
+  if (told_epoch_ != view_->epoch.value && ledger_.oldest_epoch(view_->epoch.value) != told_epoch_) report();
+}
+
 void attention_shard_state::report() {
   shard_report message;
   message.slot = environment_.self.slot;
-  // An epoch is taken up when no answer is awaited under an older one: then old replicas may go.
-  message.epoch = epoch_id{ledger_.oldest_epoch(view_->epoch.value)};
+  told_epoch_ = ledger_.oldest_epoch(view_->epoch.value);
+  message.epoch = epoch_id{told_epoch_};
   message.counters.steps = steps_started_;
   message.counters.tokens = tokens_;
   message.counters.sequences = batcher_->size();

@@ -85,6 +85,7 @@ class attention_shard_state {
   void fail_rows(uint32_t step_index, std::span<const owed_pair> pairs, const error& cause);
   void retry_stranded();
   void end_sequence(request_id request, uint32_t attempt);
+  void tell_epoch();
   void report();
   void tell_co_activation();
   void keep_reminded();
@@ -116,6 +117,7 @@ class attention_shard_state {
   std::vector<uint16_t> payload_row_;  // row of the micro-batch -> row of a payload, reused
   bool cutting_anew_ = false;          // no step starts until all have ended
   bool starting_ = false;              // a `start_steps` is on its way
+  uint64_t told_epoch_ = 0;            // the last report's
   uint64_t steps_started_ = 0;
   uint64_t tokens_ = 0;
 };
