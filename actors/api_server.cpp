@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace troupe {
 
@@ -21,7 +22,6 @@ api_server_actor::behavior_type api_server_state::start(api_server_actor::statef
   seeds_.seed(environment_.seed);
   if (environment_.positions_max == 0)
     environment_.positions_max = static_cast<uint32_t>(environment_.config->max_position_embeddings);
-  self->delayed_send(self, route_period, tick{});
   return {
       [this](const submit_generation& message) { on_submit(message); },
       [this](const cancel_generation& message) { on_cancel(message); },
@@ -31,7 +31,7 @@ api_server_actor::behavior_type api_server_state::start(api_server_actor::statef
       [this](const sequence_moved& message) { on_moved(message); },
       [this](const view_ptr& view) { on_view(view); },
       [this](const tick&) {
-        self_->delayed_send(self_, route_period, tick{});
+        reminded_ = false;
         for (auto& [id, record] : requests_)
           if (!record.shard) route(record);
       },
@@ -115,6 +115,7 @@ void api_server_state::on_submit(const submit_generation& message) {
 
 void api_server_state::route(request_record& record) {
   record.shard.reset();
+  if (!std::exchange(reminded_, true)) self_->delayed_send(self_, route_period, tick{});
   tell(environment_.prefill_balancer,
        route_prompt{record.id, record.attempt, static_cast<uint32_t>(record.tokens.size())});
 }

@@ -87,6 +87,7 @@ class api_server_state {
   std::mt19937_64 seeds_;
   std::map<request_id, request_record> requests_;
   std::map<uint64_t, request_id> tickets_;
+  bool reminded_ = false;  // a tick is on its way
   view_ptr view_;
   uint64_t requests_seen_ = 0;
 };

@@ -15,7 +15,7 @@ namespace {
 
 // How long rows of an expert without a live replica wait for one.
 constexpr auto stranded_deadline = std::chrono::seconds(30);
-constexpr auto tick_period = std::chrono::milliseconds(25);
+constexpr auto tick_period = std::chrono::milliseconds(50);
 constexpr uint16_t absent = 0xffff;
 
 uint64_t clock_ns(steady_time time) {
@@ -60,7 +60,6 @@ attention_shard_actor::behavior_type attention_shard_state::start(
                                              [node, compute = environment_.compute](const micro_batch& message) {
                                                compute->account().delivered(message, node);
                                              }));
-  self->delayed_send(self, tick_period, tick{});
   return {
       [this](const start_sequence& message) { on_start(message); },
       [this](const cancel_sequence& message) { on_cancel(message); },
@@ -96,6 +95,7 @@ void attention_shard_state::on_start(const start_sequence& message) {
     end_sequence(message.request, message.attempt);
     return;
   }
+  keep_reminded();
   // Behind what has arrived with it: a burst of requests becomes one batch.
   if (!std::exchange(starting_, true)) self_->send(self_, start_steps{});
 }
@@ -143,6 +143,7 @@ void attention_shard_state::on_view(const view_ptr& view) {
   retry_stranded();
   send_unsent();
   report();
+  keep_reminded();
   start_idle_steps();
 }
 
@@ -160,6 +161,7 @@ void attention_shard_state::on_answer(const micro_batch& answer) {
     file(answer, *entry);
   send_unsent();
   advance(step_index);
+  tell_epoch();
 }
 
 void attention_shard_state::file(const micro_batch& answer, outstanding_dispatch& entry) {
@@ -433,8 +435,10 @@ void attention_shard_state::retry_stranded() {
 }
 
 void attention_shard_state::on_tick() {
-  self_->delayed_send(self_, tick_period, tick{});
-  if (!view_) return;
+  reminded_ = false;
+  if (!view_) return;  // the first one reminds again
+  quiet_ticks_ = busy() ? 0 : quiet_ticks_ + 1;
+  if (quiet_ticks_ <= ticks_per_round()) remind();  // until all that has ended is told
   retry_stranded();
   // A dispatch that stays unanswered is repeated, to another replica if there is one; the first answer counts.
   const auto deadline = std::chrono::milliseconds(environment_.settings.dispatch_deadline_ms);
@@ -468,10 +472,32 @@ void attention_shard_state::on_tick() {
   if (co_activation_) tell_co_activation();
 }
 
+// A shard that has nothing to do is not reminded: an idle server should be idle.
+void attention_shard_state::keep_reminded() {
+  quiet_ticks_ = 0;
+  remind();
+}
+
+void attention_shard_state::remind() {
+  if (!std::exchange(reminded_, true)) self_->delayed_send(self_, tick_period, tick{});
+}
+
+bool attention_shard_state::busy() {
+  const auto running = [](const auto& step) { return !step->idle(); };
+  const auto open = [](const auto& entry) { return entry.id != 0; };
+  return batcher_->size() > 0 || !stranded_.empty() || std::any_of(steps_.begin(), steps_.end(), running) ||
+         std::any_of(ledger_.entries().begin(), ledger_.entries().end(), open);
+}
+
+// In the time between two loads.
+uint32_t attention_shard_state::ticks_per_round() const {
+  const std::chrono::milliseconds between(heartbeats_per_load * environment_.settings.heartbeat_ms);
+  return std::max(1U, static_cast<uint32_t>(between / tick_period));
+}
+
 // Some layers at each tick, all in the time between two loads, so that no step waits while millions of pairs are read.
 void attention_shard_state::tell_co_activation() {
-  const std::chrono::milliseconds between(heartbeats_per_load * environment_.settings.heartbeat_ms);
-  const auto ticks = std::max(1U, static_cast<uint32_t>(between / tick_period));
+  const uint32_t ticks = ticks_per_round();
   const uint32_t turn = ticks_++ % ticks;
   const uint32_t layers = co_activation_->layers();
   for (uint32_t layer = layers * turn / ticks; layer < layers * (turn + 1) / ticks; ++layer)
@@ -486,11 +512,17 @@ void attention_shard_state::end_sequence(request_id request, uint32_t attempt) {
   tell(view_->prefill_balancer, message);
 }
 
+// An epoch is taken up when no answer is awaited under an older one: then old replicas may go. The experts that move
+// wait for it, so it is told at once.
+void attention_shard_state::tell_epoch() {
+  if (told_epoch_ != view_->epoch.value && ledger_.oldest_epoch(view_->epoch.value) != told_epoch_) report();
+}
+
 void attention_shard_state::report() {
   shard_report message;
   message.slot = environment_.self.slot;
-  // An epoch is taken up when no answer is awaited under an older one: then old replicas may go.
-  message.epoch = epoch_id{ledger_.oldest_epoch(view_->epoch.value)};
+  told_epoch_ = ledger_.oldest_epoch(view_->epoch.value);
+  message.epoch = epoch_id{told_epoch_};
   message.counters.steps = steps_started_;
   message.counters.tokens = tokens_;
   message.counters.sequences = batcher_->size();

@@ -85,8 +85,13 @@ class attention_shard_state {
   void fail_rows(uint32_t step_index, std::span<const owed_pair> pairs, const error& cause);
   void retry_stranded();
   void end_sequence(request_id request, uint32_t attempt);
+  void tell_epoch();
   void report();
   void tell_co_activation();
+  void keep_reminded();
+  void remind();
+  bool busy();
+  uint32_t ticks_per_round() const;
   steady_time now() const;
 
   attention_shard_actor::stateful_pointer<attention_shard_state> self_ = nullptr;
@@ -101,6 +106,8 @@ class attention_shard_state {
   std::optional<schedule_chooser> chooser_;
   std::optional<pair_counts> co_activation_;  // where `rebalance.co_activation` asks for it
   uint32_t ticks_ = 0;
+  uint32_t quiet_ticks_ = 0;  // since one that found something to do
+  bool reminded_ = false;     // a tick is on its way
   dispatch_ledger ledger_;
   replica_router router_;
   view_ptr view_;
@@ -110,6 +117,7 @@ class attention_shard_state {
   std::vector<uint16_t> payload_row_;  // row of the micro-batch -> row of a payload, reused
   bool cutting_anew_ = false;          // no step starts until all have ended
   bool starting_ = false;              // a `start_steps` is on its way
+  uint64_t told_epoch_ = 0;            // the last report's
   uint64_t steps_started_ = 0;
   uint64_t tokens_ = 0;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "actors/actor_runner.hpp"
 
@@ -37,7 +38,7 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
                                                    [node, compute = environment_.compute](const micro_batch& message) {
                                                      compute->account().delivered(message, node);
                                                    }));
-  self->delayed_send(self, tick_period, tick{});
+  keep_reminded();
   return {
       [this](const micro_batch& message) { on_dispatch(message); },
       [this](const dispatch_done& done) { on_done(*done.work); },
@@ -49,20 +50,36 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
       [this](const drop_replica& message) { on_drop(message); },
       [this](const fetch_on& message) { on_fetch(message); },
       [this](const replica_loaded& message) { on_loaded(message); },
-      [this](const tick&) {
-        self_->delayed_send(self_, tick_period, tick{});
-        send_unsent();
-        serve_waiting();
-        look_after_arrivals();
-        host_report report;
-        report.counters.rows_received = rows_received_;
-        report.counters.replicas = replicas_;
-        report.counters.replica_bytes = replica_bytes_;
-        report.counters.dispatches_refused = refused_;
-        if (++ticks_ % ticks_per_load == 0) report.received = received();
-        caf::anon_send(environment_.owner, report);
-      },
+      [this](const tick&) { on_tick(); },
   };
+}
+
+// A host that has nothing to do is not reminded: an idle server should be idle.
+void expert_host_state::keep_reminded() {
+  quiet_ticks_ = 0;
+  remind();
+}
+
+void expert_host_state::remind() {
+  if (!std::exchange(reminded_, true)) self_->delayed_send(self_, tick_period, tick{});
+}
+
+void expert_host_state::on_tick() {
+  reminded_ = false;
+  const bool busy =
+      !unsent_.empty() || !waiting_.empty() || !running_.empty() || !arriving_.empty() || !leaving_.empty();
+  quiet_ticks_ = busy ? 0 : quiet_ticks_ + 1;
+  if (quiet_ticks_ <= ticks_per_load) remind();  // until the rows of all that has ended are told
+  send_unsent();
+  serve_waiting();
+  look_after_arrivals();
+  host_report report;
+  report.counters.rows_received = rows_received_;
+  report.counters.replicas = replicas_;
+  report.counters.replica_bytes = replica_bytes_;
+  report.counters.dispatches_refused = refused_;
+  if (++ticks_ % ticks_per_load == 0) report.received = received();
+  caf::anon_send(environment_.owner, report);
 }
 
 void expert_host_state::completed(dispatch_work& work) { post(address_, dispatch_done{&work}); }
@@ -70,6 +87,7 @@ void expert_host_state::completed(dispatch_work& work) { post(address_, dispatch
 void expert_host_state::on_dispatch(const micro_batch& message) {
   if (message.header.kind == message_kind::bulk) return on_bulk(message);
   if (message.header.kind != message_kind::dispatch) return;
+  keep_reminded();
   if (!source_of(message.header)) return;  // from where no shard is: nobody waits for an answer
   rows_received_ += message.header.row_count;
   if (const auto status = check(message); status != combine_status::ok) {

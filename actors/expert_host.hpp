@@ -117,6 +117,9 @@ class expert_host_state : public dispatch_listener {
   void send(const micro_batch_header& request, micro_batch answer);
   bool try_send(const endpoint& to, const micro_batch& answer);
   void send_unsent();
+  void on_tick();
+  void keep_reminded();
+  void remind();
   std::unique_ptr<dispatch_work> take_work();
 
   expert_host_actor::stateful_pointer<expert_host_state> self_ = nullptr;
@@ -142,6 +145,8 @@ class expert_host_state : public dispatch_listener {
   uint64_t replicas_ = 0;
   uint64_t replica_bytes_ = 0;
   uint64_t ticks_ = 0;
+  uint64_t quiet_ticks_ = 0;  // since one that found something to do
+  bool reminded_ = false;     // a tick is on its way
 };
 
 }  // namespace troupe

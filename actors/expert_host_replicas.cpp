@@ -50,6 +50,7 @@ expert_host_state::arriving_replica* expert_host_state::find_arriving(uint32_t n
 }
 
 void expert_host_state::on_load(const load_replica& message) {
+  keep_reminded();
   const auto& config = *environment_.config;
   if (message.layer >= static_cast<uint32_t>(config.num_hidden_layers) ||
       message.expert >= static_cast<uint32_t>(config.n_routed_experts) ||
@@ -188,6 +189,7 @@ void expert_host_state::look_after_arrivals() {
 }
 
 void expert_host_state::on_drop(const drop_replica& message) {
+  keep_reminded();
   const auto same = [&](const auto& one) { return one.layer == message.layer && one.expert == message.expert; };
   std::erase_if(arriving_, same);
   const auto& config = *environment_.config;

@@ -170,6 +170,35 @@ TEST_CASE("requests beyond the KV cache wait in order and complete") {
   for (uint32_t i = 0; i < 24; ++i) CHECK(result_of(*cluster.streams()[i]) == alone(i));
 }
 
+TEST_CASE("a cluster without requests handles nothing but heartbeats, and has told all that it did") {
+  auto options = t1_options(2);
+  simulated_cluster cluster(t1_model(), options);
+  REQUIRE(cluster.start());
+  for (const bool again : {false, true}) {
+    CAPTURE(again);
+    const uint32_t first = again ? 8 : 0;
+    for (uint32_t i = first; i < first + 8; ++i) cluster.submit(mixed_request(i));
+    REQUIRE(cluster.run_until([&] { return cluster.all_ended(); }, seconds(60)));
+    cluster.run_for(seconds(1));
+    const auto before = cluster.scheduler().messages_run();
+    constexpr uint64_t heartbeats = 50;
+    cluster.run_for(heartbeats * milliseconds(options.settings.heartbeat_ms));
+    // A node's tick and its heartbeat's arrival, the coordinator's tick and the balancer's; with loads now and then.
+    CHECK(cluster.scheduler().messages_run() - before <= heartbeats * (2 * 2 + 2 + 1));
+    uint64_t told = 0, emitted = 0, rows = 0;
+    for (const auto& node : cluster.board().nodes) {
+      told += node.counters.tokens;
+      rows += node.counters.rows_received;
+    }
+    for (uint32_t i = 0; i < first + 8; ++i) {
+      emitted += cluster.streams()[i]->tokens.size();
+      CHECK(result_of(*cluster.streams()[i]) == alone(i));
+    }
+    CHECK(told == emitted);
+    CHECK(rows > 0);
+  }
+}
+
 TEST_CASE("a request that can never fit is refused with a sentence") {
   auto options = t1_options(1);
   options.settings.kv_blocks = 2;
