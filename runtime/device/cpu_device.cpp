@@ -35,7 +35,6 @@ void cpu_device::submit(stage_task& task) {
   {
     const std::lock_guard lock(mutex_);
     queue_.push(task);
-    has_news_.store(true, std::memory_order_relaxed);
   }
   arrived_.notify_one();
 }
@@ -44,7 +43,6 @@ void cpu_device::submit(const expert_task& task) {
   {
     const std::lock_guard lock(mutex_);
     if (!queue_.push(task)) return;
-    has_news_.store(true, std::memory_order_relaxed);
   }
   arrived_.notify_one();
 }
@@ -76,10 +74,8 @@ stage_task* cpu_device::wait_for_task(std::vector<expert_task>& group) {
     arrived_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     group.clear();
     if (stopping_) return nullptr;
-    has_news_.store(false, std::memory_order_relaxed);
     stage_task* const stage = queue_.take(now_ns(), pass_ns_, group);
-    running_ = stage != nullptr || !group.empty();
-    if (running_) return stage;
+    if (stage != nullptr || !group.empty()) return stage;
     const std::chrono::nanoseconds until(queue_.held_until_ns());
     arrived_.wait_until(lock, std::chrono::steady_clock::time_point(until));
   }
@@ -97,14 +93,9 @@ void cpu_device::lead() {
   kernels::prepare_thread();
   worker_team team(threads_, cpus_);
   std::vector<expert_task> group;
-  ended_task ended;
-  const auto tell = [&] { complete(ended); };
-  const function_ref<void()> errand(tell);
   for (;;) {
-    // An errand soon ends in the next task, or has brought it already: to sleep meanwhile would take longer.
-    if (idle()) team.wait_for_errand([this] { return has_news_.load(std::memory_order_relaxed); });
     stage_task* const stage = wait_for_task(group);
-    if (stage == nullptr && group.empty()) break;
+    if (stage == nullptr && group.empty()) return;
     const stage_label label = stage != nullptr ? stage->label() : label_of(group);
     stage_time when{now_ns(), 0};
     uint32_t experts = 0;
@@ -113,12 +104,9 @@ void cpu_device::lead() {
     else
       experts = run_expert_group(*math_, group, team);
     when.end_ns = now_ns();
-    account_.ran(label, when);
-    team.end_errand();
     {
       const std::lock_guard lock(mutex_);
-      if (stopping_) break;
-      running_ = false;
+      if (stopping_) return;
       statistics_.busy_ns += when.duration_ns();
       statistics_.stages += stage != nullptr ? 1 : 0;
       statistics_.expert_launches += stage == nullptr ? 1 : 0;
@@ -126,33 +114,23 @@ void cpu_device::lead() {
       if (stage == nullptr) note_pass(when.duration_ns(), experts);
       for (const auto& task : group) statistics_.expert_rows += task.end - task.begin;
     }
-    ended.stage = stage;
-    ended.group.swap(group);
-    ended.when = when;
-    if (team.size() > 1)
-      team.send_on_errand(errand);
+    account_.ran(label, when);
+    const auto complete = [&] {
+      if (stage != nullptr)
+        stage->completed(when);
+      else
+        complete_expert_group(group, when);
+    };
+    if (runner_)
+      runner_(complete, [this] { return idle(); });
     else
-      tell();
+      complete();
   }
-  team.end_errand();
-}
-
-void cpu_device::complete(const ended_task& ended) {
-  const auto complete = [&] {
-    if (ended.stage != nullptr)
-      ended.stage->completed(ended.when);
-    else
-      complete_expert_group(ended.group, ended.when);
-  };
-  if (runner_)
-    runner_(complete, [this] { return idle(); });
-  else
-    complete();
 }
 
 bool cpu_device::idle() const {
   const std::lock_guard lock(mutex_);
-  return !running_ && queue_.empty();
+  return queue_.empty();
 }
 
 }  // namespace troupe

@@ -1,9 +1,7 @@
 // A pool of worker threads on this machine's cores: the leader takes tasks in the queue's order and
-// runs each with the whole team. What a completion sets in motion runs on a helper, if there is one, while the leader
-// begins the next task: no thread waits for actors while another stage is ready. See `device` for the contract.
+// runs each with the whole team. See `device` for the contract.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -13,8 +11,8 @@
 
 namespace troupe {
 
-// Calls `complete`, on a thread of the device, and may then run what that sets in motion there: `idle` says whether the
-// device has nothing else to do. One call at a time, in the order of completions.
+// Calls `complete`, on the device's thread, and may then run what that sets in motion there: `idle` says whether the
+// device has nothing else to do.
 using completion_runner = std::function<void(function_ref<void()> complete, function_ref<bool()> idle)>;
 
 class cpu_device final : public device {
@@ -35,13 +33,6 @@ class cpu_device final : public device {
  private:
   void lead();
   bool idle() const;
-  // A task that ran, and when.
-  struct ended_task {
-    stage_task* stage = nullptr;
-    std::vector<expert_task> group;
-    stage_time when;
-  };
-  void complete(const ended_task& ended);
   stage_task* wait_for_task(std::vector<expert_task>& group);
   void note_pass(uint64_t launch_ns, uint32_t experts);
 
@@ -52,11 +43,9 @@ class cpu_device final : public device {
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   device_queue queue_;
-  std::atomic<bool> has_news_{false};  // since the queue was last looked at
   device_statistics statistics_;
   uint64_t pass_ns_ = 0;  // what reading one expert's weights takes at best
   step_account account_;
-  bool running_ = false;  // a task
   bool stopping_ = false;
   std::thread leader_;
 };

@@ -34,10 +34,6 @@ bool wait_briefly(Condition done) {
   return done();
 }
 
-// A round's word: helpers in it, a bit that says that no more may enter, and its number.
-constexpr uint64_t helpers_in = 0xffff, closed = uint64_t{1} << 16, one_round = uint64_t{1} << 17;
-uint64_t number_of(uint64_t round) { return round / one_round; }
-
 uint64_t range_of(uint32_t begin, uint32_t end) { return uint64_t{begin} << 32 | end; }
 uint32_t begin_of(uint64_t range) { return static_cast<uint32_t>(range >> 32); }
 uint32_t end_of(uint64_t range) { return static_cast<uint32_t>(range); }
@@ -58,7 +54,7 @@ int take(std::atomic<uint64_t>& share, bool last, int& next) {
 }  // namespace
 
 worker_team::worker_team(int threads, std::span<const int> cpus)
-    : memory_(static_cast<size_t>(threads)), shares_(static_cast<size_t>(threads)), round_(closed) {
+    : memory_(static_cast<size_t>(threads)), shares_(static_cast<size_t>(threads)) {
   TROUPE_CHECK(threads >= 1, "a worker team needs at least one thread");
   helpers_.reserve(static_cast<size_t>(threads - 1));
   for (int member = 1; member < threads; ++member)
@@ -69,15 +65,15 @@ worker_team::worker_team(int threads, std::span<const int> cpus)
 }
 
 worker_team::~worker_team() {
-  end_errand();
   stopping_.store(true);
-  wake_helpers();
+  begin_round();
   for (auto& helper : helpers_) helper.join();
 }
 
-// A helper that goes to sleep says so before it looks for work once more, and the leader says what work there is before
-// it looks for sleepers: one of them sees the other.
-void worker_team::wake_helpers() {
+// A helper that goes to sleep says so before it looks at the round once more, and the leader counts the round up
+// before it looks for sleepers: one of them sees the other.
+void worker_team::begin_round() {
+  round_.fetch_add(1);
   if (asleep_.load() == 0) return;
   { const std::lock_guard lock(mutex_); }
   start_.notify_all();
@@ -106,55 +102,16 @@ void worker_team::parallel_runs(const char* section, int count, run_of_items ite
     work(0);
     return;
   }
-  round_.store((number_of(round_.load(std::memory_order_relaxed)) + 1) * one_round);
-  wake_helpers();
+  working_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
+  begin_round();
   work(0);
-  // Every item has been taken. Those who came are waited for.
-  round_.fetch_or(closed);
-  while (!wait_briefly([this] { return (round_.load(std::memory_order_acquire) & helpers_in) == 0; })) {}
-}
-
-// Enters the round under way unless it is over; `seen` becomes its number.
-bool worker_team::enter_round(uint64_t& seen) {
-  uint64_t round = round_.load(std::memory_order_relaxed);
-  do {
-    seen = number_of(round);
-    if ((round & closed) != 0) return false;
-  } while (!round_.compare_exchange_weak(round, round + 1, std::memory_order_acquire, std::memory_order_relaxed));
-  return true;
-}
-
-void worker_team::send_on_errand(const function_ref<void()>& errand) {
-  TROUPE_CHECK(size() > 1 && errand_done(), "a team was sent on an errand for which it has no helper");
-  on_errand_.store(true, std::memory_order_relaxed);
-  errand_.store(&errand);
-  wake_helpers();
-}
-
-void worker_team::end_errand() {
-  run_errand();
-  while (!wait_briefly([this] { return errand_done(); })) {}
-}
-
-void worker_team::wait_for_errand(function_ref<bool()> enough) {
-  while (!wait_briefly([&] { return errand_done() || enough(); })) run_errand();
-}
-
-// Runs the errand if there is one and nobody else does.
-void worker_team::run_errand() {
-  if (errand_.load(std::memory_order_relaxed) == nullptr) return;
-  const auto* errand = errand_.exchange(nullptr, std::memory_order_acquire);
-  if (errand == nullptr) return;
-  (*errand)();
-  on_errand_.store(false, std::memory_order_release);
+  while (!wait_briefly([this] { return working_.load(std::memory_order_acquire) == 0; })) {}
 }
 
 void worker_team::help(int member) {
   kernels::prepare_thread();
-  for (uint64_t seen = 0;;) {
-    const auto called = [&] {
-      return number_of(round_.load()) != seen || errand_.load() != nullptr || stopping_.load();
-    };
+  for (uint64_t seen = 0;; ++seen) {
+    const auto called = [&] { return round_.load() != seen; };
     if (!wait_briefly(called)) {
       std::unique_lock lock(mutex_);
       asleep_.fetch_add(1);
@@ -162,10 +119,8 @@ void worker_team::help(int member) {
       asleep_.fetch_sub(1);
     }
     if (stopping_.load()) return;
-    run_errand();
-    if (number_of(round_.load(std::memory_order_relaxed)) == seen || !enter_round(seen)) continue;
     work(member);
-    round_.fetch_sub(1, std::memory_order_release);
+    working_.fetch_sub(1, std::memory_order_release);
   }
 }
 

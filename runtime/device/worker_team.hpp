@@ -3,7 +3,6 @@
 // A team has a leader (the thread that took the task) and helpers. `parallel` splits work into
 // `count` independent items and returns when all are done. Items may run on any member in any order,
 // which never shows in a result: every output element is one sum in one fixed order (docs/numerics.md).
-// Nobody waits for a helper that has not begun: one that sleeps, or runs an errand, comes when it can.
 #pragma once
 
 #include <atomic>
@@ -81,25 +80,13 @@ class worker_team {
   // The same on the leader alone, for work that is done sooner than a helper would begin.
   void alone(const char* section, int count, function_ref<void(int, worker_memory&)> item);
 
-  // Lets a helper run `errand` beside what the leader does next; that helper joins the leader's work when it has done
-  // so. Called by the leader only. Requires: a helper (size() > 1); no errand is under way; `errand` lives until
-  // `errand_done`.
-  void send_on_errand(const function_ref<void()>& errand);
-  // Waits until no errand is under way; what no helper has begun the leader does itself.
-  void end_errand();
-  // Waits until no errand is under way or `enough` says so; the leader only begins what no helper does for a while.
-  void wait_for_errand(function_ref<bool()> enough);
-
   // Null: nobody listens.
   void listen(section_listener* listener) { listener_ = listener; }
 
  private:
   using run_of_items = function_ref<void(int, const item_run&, worker_memory&)>;
 
-  void wake_helpers();
-  bool enter_round(uint64_t& seen);
-  bool errand_done() const { return !on_errand_.load(std::memory_order_acquire); }
-  void run_errand();
+  void begin_round();
   void help(int member);
   void work(int member);
 
@@ -114,11 +101,10 @@ class worker_team {
   std::vector<std::thread> helpers_;
   std::mutex mutex_;
   std::condition_variable start_;
-  std::atomic<uint64_t> round_;  // number of the round, whether helpers may enter it, how many are in it
-  std::atomic<int> asleep_{0};   // helpers that wait at `start_`
+  std::atomic<uint64_t> round_{0};
+  std::atomic<int> asleep_{0};  // helpers that wait at `start_`
+  std::atomic<int> working_{0};
   const run_of_items* item_ = nullptr;
-  std::atomic<const function_ref<void()>*> errand_{nullptr};  // that nobody has begun
-  std::atomic<bool> on_errand_{false};                        // from when it is sent until it is done
   std::atomic<bool> stopping_{false};
   section_listener* listener_ = nullptr;
 };

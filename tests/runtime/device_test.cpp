@@ -138,37 +138,6 @@ TEST_CASE("whoever runs a completion hears whether the device has more to do") {
   device.stop();
 }
 
-TEST_CASE("a device of two threads begins the next stage while a completion's outcome is handled") {
-  blocking_stage first, second;
-  std::atomic<bool> second_ran{false};
-  std::atomic<int> together{0};
-  const completion_runner runner = [&](function_ref<void()> complete, function_ref<bool()>) {
-    complete();
-    // Only the next stage ends this.
-    if (first.done == 1 && second.done == 0) {
-      while (!second_ran) std::this_thread::yield();
-      ++together;
-    }
-  };
-  struct announcing_stage : stage_task {
-    std::atomic<bool>* ran = nullptr;
-    std::atomic<int>* done = nullptr;
-    void run(worker_team&) override { *ran = true; }
-    void completed(const stage_time&) override { ++*done; }
-    stage_label label() const override { return {}; }
-    task_cost cost() const override { return {}; }
-  } next;
-  next.ran = &second_ran;
-  next.done = &second.done;
-  cpu_device device(kernels::compute::make(kernels::profile::f32), 2, default_ranks, {}, runner);
-  device.submit(first);
-  device.submit(next);
-  first.go = true;
-  REQUIRE(eventually([&] { return second.done == 1; }));
-  CHECK(together == 1);
-  device.stop();
-}
-
 TEST_CASE("by default stages go before experts, and experts of one layer before the next layer's") {
   device_queue queue(default_ranks);
   blocking_stage stage;
@@ -211,43 +180,6 @@ TEST_CASE("a team runs every item once, whatever its size") {
       std::vector<std::atomic<int>> ran(37);
       team.parallel("test", 37, [&](int i, worker_memory&) { ++ran[static_cast<size_t>(i)]; });
       for (const auto& count : ran) REQUIRE(count == 1);
-    }
-  }
-}
-
-TEST_CASE("a team does not wait for a helper that is on an errand") {
-  worker_team team(2);
-  for (int round = 0; round < 200; ++round) {
-    std::atomic<bool> go{false};
-    const auto wait = [&] {
-      while (!go) std::this_thread::yield();
-    };
-    const function_ref<void()> errand(wait);
-    team.send_on_errand(errand);
-    // The leader runs all of it, or the errand would not end.
-    std::atomic<int> ran{0};
-    if (round % 2 == 0) team.wait_for_errand([] { return true; });
-    team.parallel("test", 8, [&](int, worker_memory&) { ++ran; });
-    CHECK(ran == 8);
-    go = true;
-    team.end_errand();
-  }
-}
-
-TEST_CASE("an errand runs once, and has run when it is ended") {
-  for (const int threads : {2, 4}) {
-    worker_team team(threads);
-    for (int round = 0; round < 500; ++round) {
-      std::atomic<int> errands{0}, items{0};
-      const auto count = [&] { ++errands; };
-      const function_ref<void()> errand(count);
-      team.send_on_errand(errand);
-      for (int i = 0; i < round % 4; ++i) team.parallel("test", 16, [&](int, worker_memory&) { ++items; });
-      if (round % 3 == 0) team.wait_for_errand([] { return false; });
-      if (round % 3 == 0) REQUIRE(errands == 1);
-      team.end_errand();
-      REQUIRE(errands == 1);
-      REQUIRE(items == 16 * (round % 4));
     }
   }
 }
