@@ -279,8 +279,8 @@ std::vector<section_work> plain_loop::last_step() const {
       both.flops += 3 * one;
     }
     // They are computed together or one after the other (`expert_products`).
-    const bool together =
-        products_.computes_whole(uses_[static_cast<size_t>(layer)].size(), weights_.config.moe_intermediate_size, team_.size());
+    const bool together = products_.computes_whole(uses_[static_cast<size_t>(layer)].size(),
+                                                   weights_.config.moe_intermediate_size, team_.size());
     if (together) {
       works.push_back(std::move(both));
     } else {

@@ -96,7 +96,7 @@ class plain_loop {
   std::vector<std::vector<expert_use>> uses_;  // [layers] of the last step
   std::vector<int32_t> sampled_rows_;          // of decode: all
   std::vector<kernels::sampled_token> tokens_;
-  size_t sampled_ = 0;                         // rows that the last step sampled
+  size_t sampled_ = 0;  // rows that the last step sampled
 };
 
 }  // namespace troupe

@@ -227,21 +227,22 @@ void live_seams::load(const serving_settings& settings, std::shared_ptr<const mo
   config_ = config;
   load_order order{who_, settings.model, std::move(config), std::move(experts),
                    run_on_threads(settings.threads_per_node, cpus_)};
-  loader_ = std::thread([order = std::move(order), done = std::move(done), device = device_, heard = options_.on_loaded] {
-    kernels::prepare_thread();
-    const auto begin = load_meter::clock::now();
-    auto loaded = load_all(order, device->math());
-    uint64_t bytes = 0;
-    if (loaded->outcome) {
-      bytes = loaded->shard->bytes();
-      for (const auto& hosted : loaded->experts) bytes += hosted.weights->bytes();
-      spdlog::debug("{}: {:.2f} GB of weights packed in {:.2f} s", order.who, static_cast<double>(bytes) / 1e9,
-                    std::chrono::duration<double>(load_meter::clock::now() - begin).count());
-    }
-    if (loaded->outcome && heard) heard(*loaded);
-    done(std::move(loaded));
-    warn_of_small_pages(order.who, bytes);
-  });
+  loader_ =
+      std::thread([order = std::move(order), done = std::move(done), device = device_, heard = options_.on_loaded] {
+        kernels::prepare_thread();
+        const auto begin = load_meter::clock::now();
+        auto loaded = load_all(order, device->math());
+        uint64_t bytes = 0;
+        if (loaded->outcome) {
+          bytes = loaded->shard->bytes();
+          for (const auto& hosted : loaded->experts) bytes += hosted.weights->bytes();
+          spdlog::debug("{}: {:.2f} GB of weights packed in {:.2f} s", order.who, static_cast<double>(bytes) / 1e9,
+                        std::chrono::duration<double>(load_meter::clock::now() - begin).count());
+        }
+        if (loaded->outcome && heard) heard(*loaded);
+        done(std::move(loaded));
+        warn_of_small_pages(order.who, bytes);
+      });
 }
 
 void live_seams::load_expert(uint32_t layer, uint32_t expert,

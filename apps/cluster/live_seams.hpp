@@ -19,7 +19,7 @@ struct live_seams_options {
   std::string wire_host = "127.0.0.1";  // address that peers reach this node's wire at
   std::function<void(const error& reason, node_end how)> on_ended;
   std::function<void(const loaded_weights&)> on_loaded;  // may be empty; on the loader's thread
-  std::string trace;  // file for the node's timeline, appended to; empty: none
+  std::string trace;                                     // file for the node's timeline, appended to; empty: none
 };
 
 class live_seams final : public node_seams {
