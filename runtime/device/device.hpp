@@ -4,9 +4,8 @@
 // schedule's order of preference. For routed experts it gathers: all waiting rows of one layer, from
 // every source shard and micro-batch, become one grouped launch in which each expert's weights are read
 // once (`device_queue`). Row invariance makes that safe. `submit` may be called from any thread and never blocks;
-// completions are called one after the other on a thread of the device (live), perhaps while the next task runs, or at
-// their virtual time (modelled), and only send messages. A live device may run the actors that get them
-// (`completion_runner`).
+// completions are called on the device's thread (live) or at their virtual time (modelled) and only send messages. A
+// live device may run the actors that get them (`completion_runner`).
 //
 // Implementations: `cpu_device` (threads), `modelled_device` (a cost model in virtual time, with the
 // real arithmetic), and the skeleton of a CUDA device.
@@ -58,7 +57,7 @@ class dispatch_work {
   micro_batch answer;           // payload allocated and entries echoed before the first submit
   std::vector<uint32_t> order;  // pair indices, grouped by expert
   uint32_t experts = 0;         // that it asks, each in one task; set before the first submit
-  uint32_t experts_left = 0;    // completions only, after submission
+  uint32_t experts_left = 0;    // device's thread only, after submission
   uint32_t experts_queued = 0;  // the device's queue counts the tasks that came
   uint64_t compute_ns = 0;      // of the launches that its rows were part of
   uint64_t computed_until_ns = 0;

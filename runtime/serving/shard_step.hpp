@@ -31,7 +31,7 @@ struct owed_pair {
 
 class shard_step {
  public:
-  // Micro-batch `index` of the shard at endpoint `slot`. `completed` is called on a thread of the device when
+  // Micro-batch `index` of the shard at endpoint `slot`. `completed` is called on the device's thread when
   // a stage has run; it only sends a message. What follows a stage in any case (the shared expert behind a
   // gate, the second half of attention) goes to `compute` at once, so that the device need not wait for
   // the actor. Requires: `forward` and `cache` outlive this.
