@@ -57,12 +57,14 @@ class packed_matrix {
 
  private:
   friend packed_matrix make_packed(weight_format format, int n, int k, size_t bytes, const packed_parts& parts);
+  friend packed_matrix borrow_packed(const packed_matrix& like, std::byte* memory);
   struct release {
     // Constructors rather than an initialiser, which a nested class may not use before the outer one is complete.
     release() noexcept : mapped(0) {}
     explicit release(size_t bytes) noexcept : mapped(bytes) {}
     void operator()(std::byte* memory) const;
-    size_t mapped;  // bytes of a mapping or of a slab; 0: from aligned_alloc
+    static constexpr size_t borrowed = SIZE_MAX;
+    size_t mapped;  // bytes of a mapping or of a slab; 0: from aligned_alloc; `borrowed`: somebody else's
   };
   std::unique_ptr<std::byte[], release> data_;
   size_t bytes_ = 0;
@@ -77,6 +79,10 @@ class packed_matrix {
 
 // Storage for a packed weight, 64-byte aligned, on huge pages where they help.
 packed_matrix make_packed(weight_format format, int n, int k, size_t bytes, const packed_parts& parts);
+
+// A weight of the same shape and parts, whose bytes [like.bytes()] somebody else keeps at `memory`, 64-byte aligned,
+// for as long as it is used.
+packed_matrix borrow_packed(const packed_matrix& like, std::byte* memory);
 
 // Working memory of one thread; grows to the largest call and stays.
 class scratch {

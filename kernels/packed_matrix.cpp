@@ -81,6 +81,7 @@ class slab_cutter {
 }  // namespace
 
 void packed_matrix::release::operator()(std::byte* memory) const {
+  if (mapped == borrowed) return;
   if (mapped >= own_mapping_min) {
     munmap(memory, mapped);
   } else if (mapped > 0) {
@@ -112,6 +113,17 @@ packed_matrix make_packed(weight_format format, int n, int k, size_t bytes, cons
     std::memset(memory, 0, size);
     packed.data_ = {memory, packed_matrix::release()};
   }
+  return packed;
+}
+
+packed_matrix borrow_packed(const packed_matrix& like, std::byte* memory) {
+  packed_matrix packed;
+  packed.n_ = like.n_;
+  packed.k_ = like.k_;
+  packed.format_ = like.format_;
+  packed.bytes_ = like.bytes_;
+  packed.parts_ = like.parts_;
+  packed.data_ = {memory, packed_matrix::release(packed_matrix::release::borrowed)};
   return packed;
 }
 

@@ -27,6 +27,9 @@ constexpr uint32_t spin_us_on_shared_cpus = 5;
 // them to the scheduler's thread costs a switch of threads and makes nothing run at the same time.
 constexpr int handlers_most = 1024;
 
+// How long a process waits for another one that packs weights for both, before it packs them for itself.
+constexpr std::chrono::seconds packing_patience{60};
+
 // Threads that share out independent items and end with the call. Thread i stays on cpus[i], so that the memory a
 // weight is packed into is near a CPU that computes.
 parallel_runner run_on_threads(uint32_t threads, std::vector<int> cpus) {
@@ -49,6 +52,7 @@ struct load_order {
   std::shared_ptr<const model_config> config;
   std::vector<std::pair<uint32_t, uint32_t>> experts;
   parallel_runner run;
+  bool share = false;  // what shards hold, with other processes
 };
 
 std::shared_ptr<loaded_weights> load_all(const load_order& order, const kernels::compute& math) {
@@ -66,12 +70,22 @@ std::shared_ptr<loaded_weights> load_all(const load_order& order, const kernels:
     const auto line = meter.add(bytes, load_meter::clock::now());
     if (line && watched) std::fprintf(stderr, "%s\n", line->c_str());
   };
-  auto shard = load_shard_weights(*files, config, math, order.run, heard);
-  if (!shard) {
-    loaded->outcome = shard.failure();
-    return loaded;
-  }
-  loaded->shard = *shard;
+  const auto load_shard = [&](std::shared_ptr<shared_weights> shared) -> result<void> {
+    auto shard = load_shard_weights(*files, config, math, order.run, heard, shared);
+    if (!shard) return shard.failure();
+    loaded->shard = *shard;
+    if (!shared) return {};
+    spdlog::debug("{}: {:.2f} GB of weights {}", order.who, static_cast<double>(shared->bytes()) / 1e9,
+                  shared->found() ? "are shared with another process" : "are there for other processes to share");
+    if (auto sealed = shared->seal(); !sealed) spdlog::warn("{}: {}", order.who, sealed.failure().message);
+    return {};
+  };
+  // While another process packs what both need, this one begins with its experts.
+  const std::string key = order.share ? packing_key(order.directory, math) : "";
+  auto shared = shared_weights::open(order.directory, key, std::chrono::milliseconds(0));
+  const bool later = order.share && !shared;
+  if (!later) loaded->outcome = load_shard(std::move(shared));
+  if (!loaded->outcome) return loaded;
   loaded->experts.resize(order.experts.size());
   std::vector<std::optional<error>> failures(order.experts.size());
   order.run(static_cast<int>(order.experts.size()), [&](int i) {
@@ -84,6 +98,8 @@ std::shared_ptr<loaded_weights> load_all(const load_order& order, const kernels:
   });
   for (const auto& failure : failures)
     if (failure) loaded->outcome = *failure;
+  if (later && loaded->outcome)
+    loaded->outcome = load_shard(shared_weights::open(order.directory, key, packing_patience));
   return loaded;
 }
 
@@ -225,8 +241,12 @@ void live_seams::load(const serving_settings& settings, std::shared_ptr<const mo
   const std::lock_guard lock(mutex_);
   model_ = settings.model;
   config_ = config;
-  load_order order{who_, settings.model, std::move(config), std::move(experts),
-                   run_on_threads(settings.threads_per_node, cpus_)};
+  load_order order{who_,
+                   settings.model,
+                   std::move(config),
+                   std::move(experts),
+                   run_on_threads(settings.threads_per_node, cpus_),
+                   settings.nodes_limit() > 1};
   loader_ =
       std::thread([order = std::move(order), done = std::move(done), device = device_, heard = options_.on_loaded] {
         kernels::prepare_thread();

@@ -22,11 +22,11 @@ void* allocate_on_huge_pages(size_t bytes) {
 
 uint64_t bytes_on_huge_pages() {
   std::ifstream lines("/proc/self/smaps_rollup");
-  std::string field;
-  uint64_t kilobytes = 0;
-  while (lines >> field)
-    if (field == "AnonHugePages:") return lines >> kilobytes ? kilobytes * 1024 : 0;
-  return 0;
+  uint64_t total = 0;
+  for (std::string field; lines >> field;)
+    if (uint64_t kilobytes = 0; (field == "AnonHugePages:" || field == "ShmemPmdMapped:") && lines >> kilobytes)
+      total += kilobytes * 1024;
+  return total;
 }
 
 }  // namespace troupe

@@ -10,8 +10,8 @@ namespace troupe {
 // Contents undefined; free with `std::free`. Throws std::bad_alloc. Any thread.
 void* allocate_on_huge_pages(size_t bytes);
 
-// Bytes of this process's anonymous memory that lie on huge pages; 0 where the system does not tell. Walks all
-// page tables: milliseconds for each GB. Any thread.
+// Bytes of this process's memory, shared memory too, that lie on huge pages; 0 where the system does not tell. Walks
+// all page tables: milliseconds for each GB. Any thread.
 uint64_t bytes_on_huge_pages();
 
 }  // namespace troupe

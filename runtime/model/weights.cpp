@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace troupe {
 
@@ -22,8 +23,8 @@ std::string expert_prefix(uint64_t layer, uint64_t expert) {
 class weight_reader {
  public:
   weight_reader(const checkpoint& files, const model_config& config, const kernels::compute& math,
-                const read_listener& heard)
-      : files_(files), config_(config), math_(math), heard_(heard) {}
+                const read_listener& heard, shared_weights* shared = nullptr)
+      : files_(files), config_(config), math_(math), heard_(heard), shared_(shared) {}
 
   const tensor_view* find(const std::string& name, std::vector<int64_t> shape) {
     if (failure_) return nullptr;
@@ -81,9 +82,10 @@ class weight_reader {
   }
 
   kernels::packed_matrix matrix(const std::string& name, int n, int k, kernels::weight_format format) {
+    if (auto ready = packed_elsewhere(name, n, k)) return ready;
     std::vector<float> scales;
     const auto weight = view(name, n, k, scales);
-    return weight ? math_.pack(*weight, format) : kernels::packed_matrix{};
+    return weight ? keep(name, math_.pack(*weight, format)) : kernels::packed_matrix{};
   }
 
   std::vector<float> vector(const std::string& name, int n) {
@@ -107,6 +109,18 @@ class weight_reader {
     const int dv = config_.v_head_dim;
     const int rk = config_.kv_lora_rank;
     const int rows = config_.num_attention_heads * (dn + dv);
+    const auto part_name = [&](const char* half, int head) { return name + " " + half + " " + std::to_string(head); };
+    if (shared_ != nullptr && shared_->found() && find(name, {rows, rk}) != nullptr) {
+      bool all = true;
+      for (int head = 0; head < config_.num_attention_heads && all; ++head) {
+        weights.uk.push_back(shared_->find(part_name("keys", head), math_));
+        weights.uv.push_back(shared_->find(part_name("values", head), math_));
+        all = weights.uk.back() && weights.uv.back();
+      }
+      if (all) return skip(name);
+      weights.uk.clear();
+      weights.uv.clear();
+    }
     std::vector<float> scales;
     auto whole = view(name, rows, rk, scales);
     if (!whole) return;
@@ -123,9 +137,10 @@ class weight_reader {
           .n = count,
           .k = rk};
     };
-    for (int row = 0; row < rows; row += dn + dv) {
-      weights.uk.push_back(math_.pack_transposed(part(row, dn), math_.preferred_format()));
-      weights.uv.push_back(math_.pack(part(row + dn, dv), math_.preferred_format()));
+    for (int head = 0, row = 0; row < rows; ++head, row += dn + dv) {
+      weights.uk.push_back(
+          keep(part_name("keys", head), math_.pack_transposed(part(row, dn), math_.preferred_format())));
+      weights.uv.push_back(keep(part_name("values", head), math_.pack(part(row + dn, dv), math_.preferred_format())));
     }
   }
 
@@ -140,6 +155,25 @@ class weight_reader {
   const std::optional<error>& failure() const { return failure_; }
 
  private:
+  // A tensor that need not be read, since another process has packed it.
+  void skip(const std::string& name) {
+    for (const char* part : {"", "_scale_inv"})
+      if (const tensor_view* tensor = files_.find(name + part); tensor != nullptr && heard_)
+        heard_(tensor->data.size());
+  }
+
+  kernels::packed_matrix packed_elsewhere(const std::string& name, int n, int k) {
+    if (shared_ == nullptr || find(name, {n, k}) == nullptr) return {};
+    auto ready = shared_->find(name, math_);
+    if (!ready || ready.n() != n || ready.k() != k) return {};
+    skip(name);
+    return ready;
+  }
+
+  kernels::packed_matrix keep(const std::string& name, kernels::packed_matrix packed) {
+    return shared_ == nullptr ? std::move(packed) : shared_->keep(name, std::move(packed));
+  }
+
   static float widen(const tensor_view& tensor, int i) {
     uint16_t bits = 0;
     std::memcpy(&bits, tensor.data.data() + static_cast<size_t>(i) * 2, 2);
@@ -162,6 +196,7 @@ class weight_reader {
   const model_config& config_;
   const kernels::compute& math_;
   const read_listener& heard_;
+  shared_weights* const shared_;
   std::optional<error> failure_;
 };
 
@@ -253,8 +288,8 @@ void shard_weights::embed(int token, int hidden, float* out) const {
 
 result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint& files, const model_config& config,
                                                                 const kernels::compute& math,
-                                                                const parallel_runner& run,
-                                                                const read_listener& heard) {
+                                                                const parallel_runner& run, const read_listener& heard,
+                                                                std::shared_ptr<shared_weights> shared) {
   auto weights = std::make_shared<shard_weights>();
   weights->files = files.keep_alive();
   const int layers = config.num_hidden_layers;
@@ -262,7 +297,7 @@ result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint
   std::vector<std::optional<error>> failures(static_cast<size_t>(layers) + 1);
   // The head first: it is the largest item, and would otherwise keep one thread busy while the others have ended.
   run(layers + 1, [&](int i) {
-    weight_reader reader(files, config, math, heard);
+    weight_reader reader(files, config, math, heard, shared.get());
     if (i > 0) {
       weights->layers[static_cast<size_t>(i - 1)] = load_layer(reader, config, i - 1);
     } else {
@@ -281,6 +316,7 @@ result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint
     if (failure) return *failure;
   if (weights->embedding.dtype != tensor_dtype::bf16 && weights->embedding.dtype != tensor_dtype::f32)
     return error{errc::unsupported, "tensor model.embed_tokens.weight is neither BF16 nor F32"};
+  weights->shared = std::move(shared);
   return std::shared_ptr<const shard_weights>(std::move(weights));
 }
 

@@ -16,6 +16,7 @@
 #include "runtime/error.hpp"
 #include "runtime/model/config.hpp"
 #include "runtime/model/safetensors.hpp"
+#include "runtime/model/shared_weights.hpp"
 
 namespace troupe {
 
@@ -52,8 +53,9 @@ struct layer_weights {
 };
 
 struct shard_weights {
-  std::shared_ptr<const void> files;  // keeps the mapped checkpoint alive
-  tensor_view embedding;              // [vocab, hidden], in the mapped file
+  std::shared_ptr<const void> files;             // keeps the mapped checkpoint alive
+  std::shared_ptr<const shared_weights> shared;  // where matrices lie that other processes use too, or null
+  tensor_view embedding;                         // [vocab, hidden], in the mapped file
   std::vector<layer_weights> layers;
   std::vector<float> final_norm;  // [hidden]
   kernels::packed_matrix head;    // [vocab, hidden]
@@ -75,12 +77,14 @@ using read_listener = std::function<void(uint64_t bytes)>;
 // hold count nothing.
 uint64_t bytes_to_load(const checkpoint& files, std::span<const std::pair<uint32_t, uint32_t>> experts);
 
-// Checks every tensor's name, shape and dtype before packing.
+// Checks every tensor's name, shape and dtype before packing. Matrices that `shared` has are taken from there, others
+// put there, for the caller to seal; it may be null.
 // Fails: not_found (a tensor is missing), malformed (a shape or dtype is wrong), each naming the tensor.
 result<std::shared_ptr<const shard_weights>> load_shard_weights(const checkpoint& files, const model_config& config,
                                                                 const kernels::compute& math,
                                                                 const parallel_runner& run,
-                                                                const read_listener& heard = {});
+                                                                const read_listener& heard = {},
+                                                                std::shared_ptr<shared_weights> shared = nullptr);
 result<std::shared_ptr<const expert_weights>> load_expert_weights(const checkpoint& files, const model_config& config,
                                                                   const kernels::compute& math, int layer, int expert,
                                                                   const read_listener& heard = {});

@@ -1,5 +1,6 @@
 // The real command with real processes: streams survive the death or silence of any worker.
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <map>
@@ -108,6 +109,27 @@ TEST_CASE("a head that was paused goes on: its own stall is not its nodes' silen
 TEST_CASE("kill -9 of each worker in turn, 20 times" * doctest::test_suite("full")) { disturb(SIGKILL, 20); }
 
 TEST_CASE("SIGSTOP of each worker in turn, 20 times" * doctest::test_suite("full")) { disturb(SIGSTOP, 20); }
+
+TEST_CASE("processes of one machine keep the weights that all of them need once") {
+  served_cluster cluster(3);
+  REQUIRE_MESSAGE(cluster.port() != 0, cluster.log());
+  REQUIRE(cluster.wait_for_live_nodes(3));
+  std::vector<std::string> files;
+  for (int node = 0; node < 3; ++node) {
+    const auto directory = "/proc/" + std::to_string(cluster.node_process(node)) + "/fd";
+    for (const auto& file : std::filesystem::directory_iterator(directory)) {
+      struct stat status {};
+      std::error_code gone;
+      if (std::filesystem::read_symlink(file, gone).string().find("troupe-weights-") != std::string::npos &&
+          stat(file.path().c_str(), &status) == 0)
+        files.push_back(std::to_string(status.st_ino));
+    }
+  }
+  if (files.empty())
+    MESSAGE("skipped: shared memory has no huge pages here (Linux 6.1 and later)");
+  else
+    CHECK(files == std::vector<std::string>(3, files.front()));
+}
 
 TEST_CASE("no process is left behind, however the head ends") {
   for (const int signal : {SIGTERM, SIGKILL}) {
