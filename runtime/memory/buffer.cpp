@@ -1,11 +1,10 @@
 #include "runtime/memory/buffer.hpp"
 
 #include <bit>
-#include <cstdlib>
 #include <cstring>
 
 #include "runtime/error.hpp"
-#include "runtime/memory/huge_pages.hpp"
+#include "runtime/memory/block_allocator.hpp"
 
 namespace troupe {
 
@@ -52,7 +51,7 @@ buffer_ref buffer_pool::acquire(uint64_t size) {
     if (!reserve(capacity)) return {};
     // Outside the lock: taking memory from the system and touching it takes long.
     taken = new buffer;
-    taken->data = static_cast<std::byte*>(allocate_on_huge_pages(capacity));
+    taken->data = block_allocator::instance().take(capacity);
     std::memset(taken->data, 0, capacity);  // pre-faulted: the step loop takes no page faults
     taken->capacity = capacity;
     taken->pool = this;
@@ -105,7 +104,7 @@ void buffer_pool::trim(uint64_t bytes_wanted) {
       freed += victim->capacity;
       bytes_cached_ -= victim->capacity;
       bytes_held_ -= victim->capacity;
-      std::free(victim->data);
+      block_allocator::instance().give_back(victim->data, victim->capacity);
       delete victim;
     }
   }

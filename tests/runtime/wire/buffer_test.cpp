@@ -2,14 +2,19 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <new>
+#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "runtime/memory/block_allocator.hpp"
 #include "runtime/memory/huge_pages.hpp"
 
 namespace troupe {
@@ -43,6 +48,33 @@ TEST_CASE("memory begins at a line, from 4 KiB on at a page, from 2 MiB on at a 
     std::free(memory);
   }
   CHECK_THROWS_AS(allocate_on_huge_pages(SIZE_MAX - 1), std::bad_alloc);
+}
+
+TEST_CASE("blocks of each size lie apart and on huge pages, which go when their last block is given back") {
+  block_allocator blocks;
+  std::random_device entropy;
+  const auto seed = entropy();
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  std::map<std::byte*, size_t> held;
+  for (int i = 0; i < 2000; ++i) {
+    if (random() % 2 == 0 || held.empty()) {
+      const size_t size = size_t{256} << random() % 14;  // to 2 MiB
+      std::byte* const block = blocks.take(size);
+      REQUIRE(reinterpret_cast<uintptr_t>(block) % std::min<size_t>(size, 64) == 0);
+      const auto after = held.lower_bound(block);
+      REQUIRE((after == held.end() || block + size <= after->first));
+      REQUIRE((after == held.begin() || std::prev(after)->first + std::prev(after)->second <= block));
+      std::memset(block, i, size);
+      held.emplace(block, size);
+    } else {
+      const auto one = std::next(held.begin(), static_cast<ptrdiff_t>(random() % held.size()));
+      blocks.give_back(one->first, one->second);
+      held.erase(one);
+    }
+  }
+  for (const auto& [block, size] : held) blocks.give_back(block, size);
+  CHECK(blocks.bytes_held() == 0);
 }
 
 TEST_CASE("a buffer that was given back is used again") {
