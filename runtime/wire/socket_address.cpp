@@ -34,6 +34,13 @@ result<socket_address> parse_address(std::string_view text) {
   return out;
 }
 
+bool is_loopback(const socket_address& address) {
+  if (address.storage.ss_family == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address.get())->sin6_addr);
+  return address.storage.ss_family == AF_INET &&
+         ntohl(reinterpret_cast<const sockaddr_in*>(address.get())->sin_addr.s_addr) >> 24U == 127;
+}
+
 std::string to_string(const sockaddr_storage& address) {
   char host[NI_MAXHOST];
   char port[NI_MAXSERV];

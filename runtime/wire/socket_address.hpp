@@ -22,6 +22,9 @@ struct socket_address {
 // Fails: invalid_argument (not of that form, or no such host).
 result<socket_address> parse_address(std::string_view text);
 
+// 127.0.0.0/8 or ::1.
+bool is_loopback(const socket_address& address);
+
 std::string to_string(const sockaddr_storage& address);
 
 }  // namespace troupe

@@ -117,7 +117,7 @@ void ucx_wire::engine::run(std::promise<result<void>> started) {
 }
 
 result<void> ucx_wire::engine::open() {
-  auto made = ucx_worker::make(options_.transports);
+  auto made = ucx_worker::make(options_.transports, is_loopback(listen_));
   if (!made) return made.failure();
   worker_ = std::move(*made);
   receiver_ = std::make_unique<ucx_receiver>(options_, counters_, peers_, slots_);

@@ -19,9 +19,9 @@ namespace troupe {
 
 class ucx_worker {
  public:
-  // `transports` is UCX's list ("posix,cma,tcp"); empty leaves UCX_TLS in force.
+  // `transports` is UCX's list ("posix,cma,tcp"); empty leaves UCX_TLS in force. `one_machine`: no peer is elsewhere.
   // Fails: unsupported (no such transport or device), internal.
-  static result<std::unique_ptr<ucx_worker>> make(const std::string& transports);
+  static result<std::unique_ptr<ucx_worker>> make(const std::string& transports, bool one_machine);
 
   // Requires: no request of this worker is unfinished (UCX would abort the process).
   ~ucx_worker();
@@ -53,7 +53,7 @@ class ucx_worker {
 
  private:
   ucx_worker() = default;
-  result<void> open(const std::string& transports);
+  result<void> open(const std::string& transports, bool one_machine);
   result<void> open_poll_set();
 
   ucp_context_h context_ = nullptr;
