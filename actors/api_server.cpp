@@ -31,7 +31,7 @@ api_server_actor::behavior_type api_server_state::start(api_server_actor::statef
       [this](const sequence_moved& message) { on_moved(message); },
       [this](const view_ptr& view) { on_view(view); },
       [this](const tick&) {
-        reminded_ = false;
+        reminders_.again(false);
         for (auto& [id, record] : requests_)
           if (!record.shard) route(record);
       },
@@ -115,7 +115,7 @@ void api_server_state::on_submit(const submit_generation& message) {
 
 void api_server_state::route(request_record& record) {
   record.shard.reset();
-  if (!std::exchange(reminded_, true)) self_->delayed_send(self_, route_period, tick{});
+  if (reminders_.begin()) self_->delayed_send(self_, route_period, tick{});
   tell(environment_.prefill_balancer,
        route_prompt{record.id, record.attempt, static_cast<uint32_t>(record.tokens.size())});
 }

@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "actors/busy_reminders.hpp"
 #include "actors/cluster_board.hpp"
 #include "actors/messages.hpp"
 #include "runtime/model/config.hpp"
@@ -87,7 +88,7 @@ class api_server_state {
   std::mt19937_64 seeds_;
   std::map<request_id, request_record> requests_;
   std::map<uint64_t, request_id> tickets_;
-  bool reminded_ = false;  // a tick is on its way
+  busy_reminders reminders_;
   view_ptr view_;
   uint64_t requests_seen_ = 0;
 };

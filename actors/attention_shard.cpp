@@ -435,10 +435,9 @@ void attention_shard_state::retry_stranded() {
 }
 
 void attention_shard_state::on_tick() {
-  reminded_ = false;
-  if (!view_) return;  // the first one reminds again
-  quiet_ticks_ = busy() ? 0 : quiet_ticks_ + 1;
-  if (quiet_ticks_ <= ticks_per_round()) remind();  // until all that has ended is told
+  // Without a view there is none: the first one reminds again.
+  if (reminders_.again(view_ && busy(), view_ ? ticks_per_round() : 0)) self_->delayed_send(self_, tick_period, tick{});
+  if (!view_) return;
   retry_stranded();
   // A dispatch that stays unanswered is repeated, to another replica if there is one; the first answer counts.
   const auto deadline = std::chrono::milliseconds(environment_.settings.dispatch_deadline_ms);
@@ -472,14 +471,8 @@ void attention_shard_state::on_tick() {
   if (co_activation_) tell_co_activation();
 }
 
-// A shard that has nothing to do is not reminded: an idle server should be idle.
 void attention_shard_state::keep_reminded() {
-  quiet_ticks_ = 0;
-  remind();
-}
-
-void attention_shard_state::remind() {
-  if (!std::exchange(reminded_, true)) self_->delayed_send(self_, tick_period, tick{});
+  if (reminders_.begin()) self_->delayed_send(self_, tick_period, tick{});
 }
 
 bool attention_shard_state::busy() {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "actors/busy_reminders.hpp"
 #include "actors/messages.hpp"
 #include "runtime/model/forward.hpp"
 #include "runtime/serving/dispatch_ledger.hpp"
@@ -89,7 +90,6 @@ class attention_shard_state {
   void report();
   void tell_co_activation();
   void keep_reminded();
-  void remind();
   bool busy();
   uint32_t ticks_per_round() const;
   steady_time now() const;
@@ -106,8 +106,7 @@ class attention_shard_state {
   std::optional<schedule_chooser> chooser_;
   std::optional<pair_counts> co_activation_;  // where `rebalance.co_activation` asks for it
   uint32_t ticks_ = 0;
-  uint32_t quiet_ticks_ = 0;  // since one that found something to do
-  bool reminded_ = false;     // a tick is on its way
+  busy_reminders reminders_;
   dispatch_ledger ledger_;
   replica_router router_;
   view_ptr view_;

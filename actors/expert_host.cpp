@@ -54,22 +54,14 @@ expert_host_actor::behavior_type expert_host_state::start(expert_host_actor::sta
   };
 }
 
-// A host that has nothing to do is not reminded: an idle server should be idle.
 void expert_host_state::keep_reminded() {
-  quiet_ticks_ = 0;
-  remind();
-}
-
-void expert_host_state::remind() {
-  if (!std::exchange(reminded_, true)) self_->delayed_send(self_, tick_period, tick{});
+  if (reminders_.begin()) self_->delayed_send(self_, tick_period, tick{});
 }
 
 void expert_host_state::on_tick() {
-  reminded_ = false;
   const bool busy =
       !unsent_.empty() || !waiting_.empty() || !running_.empty() || !arriving_.empty() || !leaving_.empty();
-  quiet_ticks_ = busy ? 0 : quiet_ticks_ + 1;
-  if (quiet_ticks_ <= ticks_per_load) remind();  // until the rows of all that has ended are told
+  if (reminders_.again(busy, ticks_per_load)) self_->delayed_send(self_, tick_period, tick{});
   send_unsent();
   serve_waiting();
   look_after_arrivals();

@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "actors/busy_reminders.hpp"
 #include "actors/expert.hpp"
 #include "actors/messages.hpp"
 #include "runtime/model/config.hpp"
@@ -119,7 +120,6 @@ class expert_host_state : public dispatch_listener {
   void send_unsent();
   void on_tick();
   void keep_reminded();
-  void remind();
   std::unique_ptr<dispatch_work> take_work();
 
   expert_host_actor::stateful_pointer<expert_host_state> self_ = nullptr;
@@ -145,8 +145,7 @@ class expert_host_state : public dispatch_listener {
   uint64_t replicas_ = 0;
   uint64_t replica_bytes_ = 0;
   uint64_t ticks_ = 0;
-  uint64_t quiet_ticks_ = 0;  // since one that found something to do
-  bool reminded_ = false;     // a tick is on its way
+  busy_reminders reminders_;
 };
 
 }  // namespace troupe

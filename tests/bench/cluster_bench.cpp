@@ -170,7 +170,7 @@ run_times spend(const testing::served_cluster& cluster, const load& what, int sa
 
 void measure_overlap(const std::string& model, const std::string& profile, const std::vector<std::string>& which,
                      const std::vector<double>& ratios, int runs) {
-  const load loads[] = {{"decode", 64, 16, 32}, {"prefill", 6, 512, 1}};
+  const load loads[] = {{"decode", 64, 16, 32}, {"prefill", 20, 512, 1}};  // as in virtual time
   const auto shaped = [&](const std::string& schedule, double mb_s) {
     return common_lines(model, profile) + "threads_per_node: 1\nschedule: " + schedule +
            "\nlinks: [{latency_us: 20, bandwidth_mb_s: " + std::to_string(mb_s) + "}]\n";
