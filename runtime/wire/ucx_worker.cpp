@@ -26,9 +26,9 @@ constexpr std::pair<const char*, const char*> settings[] = {
     {"RX_SEG_SIZE", "256k"},  // and these carry it in fewer pieces than the 64k by default: half the time at 1 MiB
     // When a connection breaks between the system's word that it takes more and the sending of it, UCX 1.13 completes
     // what it sends without a copy twice, and aborts the process (`uct_tcp_ep_sendv`). With a copy 1 MiB over TCP takes
-    // a tenth longer, in pieces larger than the 8k by default.
+    // a tenth longer, in pieces larger than the 8k by default; larger ones make a dispatch wait longer behind bulk.
     {"ZCOPY_THRESH", "inf"},
-    {"TX_SEG_SIZE", "128k"},
+    {"TX_SEG_SIZE", "64k"},
     {"KEEPALIVE_INTERVAL", "1s"},
     {"CM_REUSEADDR", "y"},  // a restarted node binds its old port at once
 };
