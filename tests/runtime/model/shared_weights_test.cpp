@@ -209,10 +209,7 @@ TEST_CASE("What lies under the name but does not fit is as if it were not there"
   CHECK_FALSE(with(",48,40,", ",96,40,"));
   CHECK_FALSE(with(",40,64,", ",40,65,"));
   CHECK_FALSE(with(",40,64,", ",40,-4,"));
-  std::random_device entropy;
-  const auto seed = entropy();
-  CAPTURE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(7);
   for (int i = 0; i < 300; ++i) {  // none may crash
     auto changed = good;
     changed[i % 2 == 0 ? random() % 64 : directory + random() % 100] = static_cast<std::byte>(random());
