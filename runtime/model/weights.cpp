@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace troupe {
@@ -115,7 +116,8 @@ class weight_reader {
       for (int head = 0; head < config_.num_attention_heads && all; ++head) {
         weights.uk.push_back(shared_->find(part_name("keys", head), math_));
         weights.uv.push_back(shared_->find(part_name("values", head), math_));
-        all = weights.uk.back() && weights.uv.back();
+        const auto& [uk, uv] = std::tie(weights.uk.back(), weights.uv.back());
+        all = uk && uv && uk.n() == rk && uk.k() == dn && uv.n() == dv && uv.k() == rk;
       }
       if (all) return skip(name);
       weights.uk.clear();

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -124,6 +125,10 @@ TEST_CASE("A second load of a model takes the first one's weights, byte for byte
           same(a.*mlp.*part, b.*mlp.*part, c.*mlp.*part);
       same(a.router, b.router, c.router);
       CHECK(b.attention.input_norm == c.attention.input_norm);
+      for (const auto* part : {&b.attention.uk[0], &b.attention.uv[0], &b.attention.o}) {
+        const ptrdiff_t apart = part->data() - (*second)->head.data();
+        CHECK(static_cast<uint64_t>(std::abs(apart)) < second_room->bytes());  // where the first process put it
+      }
     }
   }
 }
