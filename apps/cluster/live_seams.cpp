@@ -13,6 +13,7 @@
 #include "runtime/device/cpu_set.hpp"
 #include "runtime/memory/huge_pages.hpp"
 #include "runtime/wire/local_wire.hpp"
+#include "runtime/wire/socket_address.hpp"
 
 namespace troupe {
 
@@ -203,7 +204,8 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   options.listen = options_.wire_host + ":0";
   options.payload_checksum = settings.payload_checksum;
   options.transports = settings.transports;
-  const bool on_one_machine = options_.wire_host.starts_with("127.");
+  const auto listen = parse_address(options.listen);
+  const bool on_one_machine = listen && is_loopback(*listen);
   if (on_one_machine && compute_takes_all(allowed, settings.nodes, settings.threads_per_node)) {
     options.spin_us = spin_us_on_shared_cpus;
     options.spin_large_us = 0;

@@ -1,7 +1,7 @@
 // Memory for payloads: blocks whose size is a power of two.
 //
 // Those from 4 KiB to 1 MiB are cut from huge pages. The system copies a payload between processes page by page, and
-// does that faster on huge ones: 64 KiB took 3.9 us and take 3.3, 1 MiB 87 and 60 (docs/performance.md).
+// does that faster on huge ones: 64 KiB took 3.9 us before and 3.3 so, 1 MiB 87 and 60 (docs/performance.md).
 #pragma once
 
 #include <array>

@@ -137,14 +137,9 @@ std::shared_ptr<shared_weights> shared_weights::open(const fs::path& model, cons
   if (key.empty()) return nullptr;
   const int turn = take_turn(model, patience);
   if (turn < 0) return nullptr;
-  std::shared_ptr<shared_weights> opened;
-  if (const int file = search_processes(file_name(key)); file >= 0) opened = attach(file, key);
-  if (opened) {
-    ::close(turn);
-    return opened;
-  }
-  opened = make(key);
-  if (opened)
+  const int file = search_processes(file_name(key));
+  auto opened = file >= 0 ? attach(file, key) : nullptr;
+  if (!opened && (opened = make(key)))
     opened->turn_ = turn;
   else
     ::close(turn);
@@ -204,7 +199,9 @@ kernels::packed_matrix shared_weights::keep(const std::string& name, kernels::pa
   entry put{packed.format(), packed.parts().storage, packed.n(), packed.k(), 0, packed.bytes()};
   {
     const std::lock_guard lock(mutex_);
-    if (sealed_ || !packed || !grow(used_ + round_up(put.bytes, alignment))) return packed;
+    if (sealed_ || full_ || !packed) return packed;
+    full_ = !grow(used_ + round_up(put.bytes, alignment));  // and is not tried for each of many more
+    if (full_) return packed;
     put.offset = used_;
     used_ += round_up(put.bytes, alignment);
     directory_.emplace(name, put);

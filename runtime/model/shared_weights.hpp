@@ -16,7 +16,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 
 #include "kernels/compute.hpp"
 #include "runtime/error.hpp"
@@ -79,6 +78,7 @@ class shared_weights {
   uint64_t used_ = 0;
   bool found_ = false;
   bool sealed_ = false;
+  bool full_ = false;  // the system gave no more huge pages
   std::map<std::string, entry, std::less<>> directory_;
   mutable std::mutex mutex_;
 };

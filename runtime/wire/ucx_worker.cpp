@@ -40,7 +40,7 @@ constexpr uint64_t tcp_receive_buffer_bytes = uint64_t{4} << 20U;
 
 // While the system copies a payload into a connection's send buffer it looks at no acknowledgement. Where the
 // congestion window is small ("bbr" keeps it at 1 MiB or less over loopback), half of 1 MiB then waits until all of it
-// is copied: 220 to 280 us instead of 205. A small buffer, which takes the payload in parts, is enough without a
+// is copied: 220 to 280 us instead of 213. A small buffer, which takes the payload in parts, is enough without a
 // network in between.
 constexpr const char* loopback_send_buffer = "256k";
 
