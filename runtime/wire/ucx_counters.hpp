@@ -31,7 +31,7 @@ struct ucx_counters {
   progress_counter messages_sent, bytes_sent, messages_received, bytes_received;
   progress_counter malformed, stale, unaddressed, overflowed, cut_off;
   progress_counter sequence_gaps, held, assemblies, quarantined, refused_greetings, bulk_fragments, peers_up, links,
-      reconnections, sleeps;
+      reconnections, receive_queues_blocked, sleeps;
   shared_counter messages_here, bytes_here, unaddressed_here;  // to this node itself
 };
 

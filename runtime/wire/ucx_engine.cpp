@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "runtime/wire/wire_time.hpp"
@@ -121,12 +122,17 @@ result<void> ucx_wire::engine::open() {
   if (!made) return made.failure();
   worker_ = std::move(*made);
   receiver_ = std::make_unique<ucx_receiver>(options_, counters_, peers_, slots_);
-  receiver_->start(worker_->handle());
   links_ = std::make_unique<ucx_links>(options_, counters_, peers_, *worker_, *sender_, *receiver_);
+  if (auto started = start_links(listen_); !started) return started;
+  listen_address_ = worker_->listen_address();
+  return {};
+}
+
+result<void> ucx_wire::engine::start_links(const socket_address& listen) {
+  receiver_->start(worker_->handle());
   auto registered = worker_->on_message(message_id_data, &ucx_receiver::on_data, receiver_.get());
   if (!registered) return registered;
-  if (auto listening = links_->open(listen_); !listening) return listening;
-  listen_address_ = worker_->listen_address();
+  if (auto listening = links_->open(listen); !listening) return listening;
   close_descriptors_on_exec();
   return {};
 }
@@ -166,6 +172,7 @@ bool ucx_wire::engine::step(uint64_t now_ns) {
     any = true;
   }
   any = links_->run(now_ns) || any;
+  if (links_->take_lost() && !stop_.load(std::memory_order_relaxed)) check_hearing();
   if (sender_->has_bulk()) any = sender_->start_bulk() || any;
   if (receiver_->has_held()) any = receiver_->retry_held() || any;
   if (sender_->has_quarantined()) sender_->end_quarantine(now_ns, false);
@@ -248,6 +255,33 @@ bool ucx_wire::engine::finish(uint32_t timeout_ms, bool everything) {
     if (unfinished() == 0 && !sender_->has_bulk() && (!everything || links_->all_closed())) return true;
     if (now_ns > deadline_ns) return false;
   }
+}
+
+// A peer that was killed may have blocked what others send here (see `ucx_worker::hears`). Only new UCX objects help.
+void ucx_wire::engine::check_hearing() {
+  if (worker_->hears()) return;
+  counters_.receive_queues_blocked.add();
+  spdlog::warn(
+      "node {}: a process that ended in the middle of a message has blocked the queue in shared memory by which this "
+      "node receives; all connections are made anew",
+      options_.node);
+  links_->let_go("the queue by which this node receives was blocked");
+  const uint64_t deadline_ns = wire_time_ns() + uint64_t{options_.close_timeout_ms} * 1'000'000;
+  while (unfinished() != 0 || !links_->all_closed()) {
+    const uint64_t now_ns = wire_time_ns();
+    if (now_ns > deadline_ns) {
+      spdlog::error("node {}: UCX does not end {} requests, so the wire stays cut off; restart this node",
+                    options_.node, unfinished());
+      return;
+    }
+    const bool progressed = worker_->progress();
+    if (!links_->run(now_ns) && !progressed) sched_yield();
+  }
+  auto opened = worker_->reopen();
+  if (opened) opened = start_links(*parse_address(listen_address_));
+  if (opened) return;
+  spdlog::critical("node {}: its wire could not be opened anew: {}", options_.node, opened.failure().message);
+  std::abort();
 }
 
 void ucx_wire::engine::close() {

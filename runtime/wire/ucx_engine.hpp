@@ -61,6 +61,7 @@ class ucx_wire::engine {
   // Progress thread.
   void run(std::promise<result<void>> started);
   result<void> open();
+  result<void> start_links(const socket_address& listen);
   void loop();
   bool step(uint64_t now_ns);
   bool fetch_bulk(bool progressed);
@@ -68,6 +69,7 @@ class ucx_wire::engine {
   bool obey_commands();
   void close();
   bool finish(uint32_t timeout_ms, bool everything);
+  void check_hearing();
   uint64_t unfinished() const;
 
   const ucx_wire_options options_;

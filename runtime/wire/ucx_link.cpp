@@ -33,6 +33,7 @@ ucx_links::ucx_links(const ucx_wire_options& options, ucx_counters& counters, pe
 ucx_links::~ucx_links() = default;
 
 result<void> ucx_links::open(const socket_address& listen) {
+  paused_ = false;
   if (auto done = worker_.on_message(message_id_greeting, &ucx_links::on_greeting, this); !done) return done;
   return worker_.listen(listen, &ucx_links::on_request, this);
 }
@@ -113,7 +114,7 @@ void ucx_links::on_request(ucp_conn_request_h request, void* argument) {
 
 void ucx_links::accept_waiting() {
   for (const ucp_conn_request_h request : requests_) {
-    if (shutting_down_ || links_.size() >= options_.connections_max) {
+    if (shutting_down_ || paused_ || links_.size() >= options_.connections_max) {
       (void)ucx_check(ucp_listener_reject(worker_.listener(), request), "reject a connection");
       continue;
     }
@@ -166,7 +167,7 @@ bool ucx_links::run(uint64_t now_ns) {
   if (attention_ || (close_again_ns_ != 0 && now_ns >= close_again_ns_)) any = handle_failures() || any;
   if (!closing_.empty()) any = finish_closing() || any;
   if (retiring_ != 0) any = say_retired() || any;
-  if (retrying_ != 0) any = check_retries(now_ns) || any;
+  if (retrying_ != 0 && !paused_) any = check_retries(now_ns) || any;
   check_deadlines(now_ns);
   if (options_.silence_max_ms != 0) check_silences(now_ns);
   return any;
@@ -176,7 +177,9 @@ bool ucx_links::handle_failures() {
   attention_ = false;
   for (size_t i = 0; i < links_.size(); ++i) {
     ucx_link& link = *links_[i];
-    if (link.failed && !link.unwanted) lose(link, ucs_status_string(link.failure));
+    if (!link.failed || link.unwanted) continue;
+    lost_ = lost_ || link.heard;  // not each attempt to reach one that is gone
+    lose(link, ucs_status_string(link.failure));
   }
   bool any = false;
   close_again_ns_ = 0;
@@ -228,7 +231,9 @@ void ucx_links::check_deadlines(uint64_t now_ns) {
   deadlines_checked_ns_ = now_ns;
   for (size_t i = 0; i < links_.size(); ++i) {
     ucx_link& link = *links_[i];
-    if (!link.greeted && !link.unwanted && now_ns > link.deadline_ns) lose(link, "it did not complete the handshake");
+    if (link.greeted || link.unwanted || now_ns <= link.deadline_ns) continue;
+    lost_ = true;
+    lose(link, "it did not complete the handshake");
   }
 }
 
@@ -239,6 +244,7 @@ void ucx_links::check_silences(uint64_t now_ns) {
   peers_.for_each([&](ucx_peer& peer) {
     if (peer.state != peer_state::up) return;
     if (now_ns > peer.heard_ns && now_ns - peer.heard_ns > silence_max_ns) {
+      lost_ = true;
       drop(peer, "it was silent for too long", true, ending::broken);
     } else if (!peer.ping_in_flight) {
       greet(*peer.sends_on, greeting_phase::ping, nullptr);
@@ -257,6 +263,18 @@ int ucx_links::sleep_max_ms(uint64_t now_ns) const {
   for (const auto& link : links_)
     if (!link->greeted) return std::min(longest, 50);
   return longest;
+}
+
+void ucx_links::let_go(std::string_view reason) {
+  paused_ = true;
+  accept_waiting();
+  worker_.stop_listening();
+  peers_.for_each([&](ucx_peer& peer) {
+    if (peer.state != peer_state::absent && peer.state != peer_state::retrying)
+      drop(peer, reason, true, ending::broken);
+  });
+  for (const auto& link : links_) link->unwanted = true;
+  attention_ = true;
 }
 
 void ucx_links::say_bye() {

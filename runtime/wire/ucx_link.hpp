@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/wire/socket_address.hpp"
@@ -73,6 +74,12 @@ class ucx_links {
   bool run(uint64_t now_ns);
   // The longest the progress thread may sleep.
   int sleep_max_ms(uint64_t now_ns) const;
+
+  // Whether since the last call a connection was lost or fell silent, or a handshake took too long.
+  bool take_lost() { return std::exchange(lost_, false); }
+
+  // Lets go of every connection, to be made anew after `open`; until then `run` accepts and makes none.
+  void let_go(std::string_view reason);
 
   // Closing: says goodbye; then lets go of everything. Requires: no more `connect`.
   void say_bye();
@@ -149,6 +156,8 @@ class ucx_links {
   uint32_t retiring_ = 0;        // links that may have to be told of
   bool attention_ = false;       // a link has failed or become unwanted
   uint64_t close_again_ns_ = 0;  // when an unwanted link is old enough to be closed; 0: there is none
+  bool lost_ = false;
+  bool paused_ = false;  // since `let_go`
   bool shutting_down_ = false;
 };
 

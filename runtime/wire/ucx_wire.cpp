@@ -94,6 +94,7 @@ ucx_wire_counters ucx_wire::counters() const {
   out.peers_up = from.peers_up.get();
   out.links = from.links.get();
   out.reconnections = from.reconnections.get();
+  out.receive_queues_blocked = from.receive_queues_blocked.get();
   out.sleeps = from.sleeps.get();
   return out;
 }

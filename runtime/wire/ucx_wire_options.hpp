@@ -107,11 +107,12 @@ struct ucx_wire_counters {
   uint64_t assemblies = 0;     // bulk messages of which fragments have come, and not yet all
   uint64_t quarantined = 0;    // buffers kept from reuse now
   uint64_t refused_greetings = 0;
-  uint64_t bulk_fragments = 0;  // handed to UCX; an undivided bulk message counts as one
-  uint64_t peers_up = 0;        // now
-  uint64_t links = 0;           // connections now; two for a peer only until one of them is given up
-  uint64_t reconnections = 0;   // attempts to connect anew to a peer
-  uint64_t sleeps = 0;          // times the progress thread went to sleep
+  uint64_t bulk_fragments = 0;          // handed to UCX; an undivided bulk message counts as one
+  uint64_t peers_up = 0;                // now
+  uint64_t links = 0;                   // connections now; two for a peer only until one of them is given up
+  uint64_t reconnections = 0;           // attempts to connect anew to a peer
+  uint64_t receive_queues_blocked = 0;  // by a peer that died while it sent; all connections were then made anew
+  uint64_t sleeps = 0;                  // times the progress thread went to sleep
 };
 
 }  // namespace troupe

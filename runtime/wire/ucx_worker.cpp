@@ -12,6 +12,8 @@
 #include <fstream>
 #include <utility>
 
+#include "runtime/wire/wire_time.hpp"
+
 namespace troupe {
 
 namespace {
@@ -44,6 +46,8 @@ constexpr uint64_t tcp_receive_buffer_bytes = uint64_t{4} << 20U;
 // network in between.
 constexpr const char* loopback_send_buffer = "256k";
 
+constexpr unsigned message_id_hears = 3;  // after those of `ucx_link.hpp`
+
 bool grants_tcp_receive_buffer() {
   uint64_t granted = 0;
   std::ifstream("/proc/sys/net/core/rmem_max") >> granted;
@@ -57,12 +61,16 @@ error system_error(const char* doing) {
 }  // namespace
 
 result<std::unique_ptr<ucx_worker>> ucx_worker::make(const std::string& transports, bool one_machine) {
-  std::unique_ptr<ucx_worker> made(new ucx_worker);
-  if (auto opened = made->open(transports, one_machine); !opened) return opened.failure();
+  std::unique_ptr<ucx_worker> made(new ucx_worker(transports, one_machine));
+  made->event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  made->poll_set_ = epoll_create1(EPOLL_CLOEXEC);
+  if (made->event_fd_ < 0 || made->poll_set_ < 0) return system_error("make the descriptors it sleeps on");
+  if (auto watched = made->watch(made->event_fd_); !watched) return watched.failure();
+  if (auto opened = made->open(); !opened) return opened.failure();
   return made;
 }
 
-result<void> ucx_worker::open(const std::string& transports, bool one_machine) {
+result<void> ucx_worker::open() {
   ucp_config_t* config = nullptr;
   if (auto read = ucx_check(ucp_config_read(nullptr, nullptr, &config), "read its configuration"); !read) return read;
   const std::unique_ptr<ucp_config_t, void (*)(ucp_config_t*)> config_owner(config, ucp_config_release);
@@ -73,15 +81,15 @@ result<void> ucx_worker::open(const std::string& transports, bool one_machine) {
     auto set = ucx_check(ucp_config_modify(config, "RCVBUF", bytes.c_str()), "set RCVBUF");
     if (!set) return set;
   }
-  if (one_machine)
+  if (one_machine_)
     if (auto set = ucx_check(ucp_config_modify(config, "SNDBUF", loopback_send_buffer), "set SNDBUF"); !set) return set;
-  if (transports != "tcp") {
+  if (transports_ != "tcp") {
     // Without it failure handling excludes shared memory.
     auto set = ucx_check(ucp_config_modify(config, "MM_ERROR_HANDLING", "y"), "let shared memory report failures");
     if (!set) return set;
   }
-  if (!transports.empty()) {
-    auto set = ucx_check(ucp_config_modify(config, "TLS", transports.c_str()), "set its transports to " + transports);
+  if (!transports_.empty()) {
+    auto set = ucx_check(ucp_config_modify(config, "TLS", transports_.c_str()), "set its transports to " + transports_);
     if (!set) return set;
   }
 
@@ -89,36 +97,97 @@ result<void> ucx_worker::open(const std::string& transports, bool one_machine) {
   parameters.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   parameters.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   parameters.name = "troupe";
-  if (auto made = ucx_check(ucp_init(&parameters, config, &context_), "start with transports " + transports); !made)
+  if (auto made = ucx_check(ucp_init(&parameters, config, &context_), "start with transports " + transports_); !made)
     return made;
 
-  ucp_worker_params_t worker_parameters{};
-  worker_parameters.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker_parameters.thread_mode = UCS_THREAD_MODE_SINGLE;
-  if (auto made = ucx_check(ucp_worker_create(context_, &worker_parameters, &worker_), "create a worker"); !made)
-    return made;
-  return open_poll_set();
+  if (auto made = make_worker(worker_); !made) return made;
+  int ucx_fd = -1;  // closed, and so out of the poll set, with the worker
+  if (auto got = ucx_check(ucp_worker_get_efd(worker_, &ucx_fd), "give a descriptor to wait on"); !got) return got;
+  if (auto watched = watch(ucx_fd); !watched) return watched;
+  const auto heard = [](void* argument, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*) {
+    static_cast<ucx_worker*>(argument)->heard_ = true;
+    return UCS_OK;
+  };
+  return on_message(message_id_hears, heard, this);
 }
 
-result<void> ucx_worker::open_poll_set() {
-  int ucx_fd = -1;
-  if (auto got = ucx_check(ucp_worker_get_efd(worker_, &ucx_fd), "give a descriptor to wait on"); !got) return got;
-  event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  poll_set_ = epoll_create1(EPOLL_CLOEXEC);
-  if (event_fd_ < 0 || poll_set_ < 0) return system_error("make the descriptors it sleeps on");
-  for (const int fd : {ucx_fd, event_fd_}) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    if (epoll_ctl(poll_set_, EPOLL_CTL_ADD, fd, &event) != 0) return system_error("watch a descriptor");
-  }
+result<void> ucx_worker::make_worker(ucp_worker_h& out) {
+  ucp_worker_params_t parameters{};
+  parameters.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  parameters.thread_mode = UCS_THREAD_MODE_SINGLE;
+  return ucx_check(ucp_worker_create(context_, &parameters, &out), "create a worker");
+}
+
+result<void> ucx_worker::watch(int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (epoll_ctl(poll_set_, EPOLL_CTL_ADD, fd, &event) != 0) return system_error("watch a descriptor");
   return {};
 }
 
-ucx_worker::~ucx_worker() {
+result<void> ucx_worker::reopen() {
+  close_ucx();
+  return open();
+}
+
+void ucx_worker::close_ucx() {
   stop_listening();
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
+  if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
+  if (context_ != nullptr) ucp_cleanup(std::exchange(context_, nullptr));
+}
+
+bool ucx_worker::hears() {
+  if (transports_ == "tcp") return true;
+  // From another worker, so that it takes the way that other processes' messages take.
+  ucp_worker_h made = nullptr;
+  if (!make_worker(made)) return true;
+  const std::unique_ptr<ucp_worker, void (*)(ucp_worker_h)> other(made, ucp_worker_destroy);
+  const ucp_ep_h endpoint = connect_to_itself(made);
+  if (endpoint == nullptr) return true;
+
+  const uint8_t header = 0;
+  ucp_request_param_t parameters{};
+  parameters.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  parameters.flags = UCP_AM_SEND_FLAG_EAGER;
+  heard_ = false;
+  const ucs_status_ptr_t sent =
+      ucp_am_send_nbx(endpoint, message_id_hears, &header, sizeof header, nullptr, 0, &parameters);
+  const bool tried = !UCS_PTR_IS_ERR(sent);
+  constexpr uint64_t longest_ns = 100'000'000;
+  constexpr uint32_t rounds_least = 1000;  // however little of that time this thread was given
+  const uint64_t begun_ns = wire_time_ns();
+  for (uint32_t round = 0; tried && !heard_; ++round) {
+    if (round >= rounds_least && wire_time_ns() - begun_ns > longest_ns) break;
+    ucp_worker_progress(made);
+    ucp_worker_progress(worker_);
+  }
+
+  parameters.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  const ucs_status_ptr_t closing = ucp_ep_close_nbx(endpoint, &parameters);
+  for (const ucs_status_ptr_t request : {closing, sent}) {
+    if (!UCS_PTR_IS_PTR(request)) continue;
+    while (ucp_request_check_status(request) == UCS_INPROGRESS) ucp_worker_progress(made);
+    ucp_request_free(request);
+  }
+  return heard_ || !tried;
+}
+
+ucp_ep_h ucx_worker::connect_to_itself(ucp_worker_h from) {
+  ucp_address_t* address = nullptr;
+  size_t bytes = 0;
+  if (!ucx_check(ucp_worker_get_address(worker_, &address, &bytes), "tell its worker's address")) return nullptr;
+  ucp_ep_params_t parameters{};
+  parameters.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+  parameters.address = address;
+  ucp_ep_h endpoint = nullptr;
+  if (!ucx_check(ucp_ep_create(from, &parameters, &endpoint), "connect to itself")) endpoint = nullptr;
+  ucp_worker_release_address(worker_, address);
+  return endpoint;
+}
+
+ucx_worker::~ucx_worker() {
+  close_ucx();
   if (poll_set_ >= 0) close(poll_set_);
   if (event_fd_ >= 0) close(event_fd_);
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "runtime/wire/socket_address.hpp"
 #include "runtime/wire/ucx_status.hpp"
@@ -35,6 +36,16 @@ class ucx_worker {
   std::string listen_address() const;  // empty before `listen`
   ucp_listener_h listener() const { return listener_; }
 
+  // False when messages through shared memory do not arrive any more: each process that writes into the receive queue
+  // takes a place first and fills it then, and one that was killed in between leaves a place at which the queue waits
+  // for ever (UCX 1.13, `uct_mm_ep_am_common_send`). Sends one to itself and progresses until it has come, 100 ms at
+  // most; true when that could not be tried. Handlers may be called meanwhile.
+  bool hears();
+
+  // UCX's objects anew: no connection, no listener, no handler remains. Requires: as the destructor.
+  // Fails: as `make`; the worker then has none.
+  result<void> reopen();
+
   result<void> on_message(unsigned id, ucp_am_recv_callback_t handler, void* argument);
 
   ucp_worker_h handle() const { return worker_; }
@@ -52,9 +63,17 @@ class ucx_worker {
   void wake();
 
  private:
-  ucx_worker() = default;
-  result<void> open(const std::string& transports, bool one_machine);
-  result<void> open_poll_set();
+  ucx_worker(std::string transports, bool one_machine)
+      : transports_(std::move(transports)), one_machine_(one_machine) {}
+  result<void> open();
+  result<void> make_worker(ucp_worker_h& out);
+  result<void> watch(int fd);
+  ucp_ep_h connect_to_itself(ucp_worker_h from);  // null: it could not
+  void close_ucx();
+
+  const std::string transports_;
+  const bool one_machine_;
+  bool heard_ = false;  // what `hears` sent
 
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
