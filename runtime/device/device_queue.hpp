@@ -4,14 +4,19 @@
 // other shards (`gathering`) go behind every stage that is ready, whatever the schedule prefers, so that their
 // weights are not read for a part of the rows. When nothing else is ready they are held back for a while, and
 // then run all the same.
-// Of several waiting layers those with nothing more to expect go first, then the one with rows from most shards,
-// then the one with the lowest shard's: every device decides alike, so shards that are out of step drift until they
-// meet, and from then on their rows are computed together.
+// A launch takes all waiting rows of a layer. But where a schedule has attention before experts, the next micro-batch's
+// rows of the device's own shards are there each time and the others' are not: there micro-batches of many rows are
+// launched one by one, so that the answers to the first travel while the second is computed.
+// Of several that wait those with nothing more to expect go first, then those with rows from most shards, then the
+// ones with the lowest shard's: every device decides alike, so shards that are out of step drift until they meet, and
+// from then on their rows are computed together.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "runtime/device/device.hpp"
@@ -21,7 +26,8 @@ namespace troupe {
 
 class device_queue {
  public:
-  explicit device_queue(const stage_ranks& ranks) : ranks_(ranks) {}
+  explicit device_queue(const stage_ranks& ranks)
+      : ranks_(ranks), apart_(ranks[index_of(stage_kind::attn)] < ranks[index_of(stage_kind::mlp)]) {}
 
   void push(stage_task& task);
   // Returns whether `take` may now have something new to say: not before the last task of a dispatch, and where it held
@@ -30,8 +36,8 @@ class device_queue {
   bool empty() const { return waiting_ == 0 && experts_.empty(); }
   void clear();
 
-  // The next stage, or null and `group` filled with all waiting expert tasks of one layer, ordered by expert and
-  // then by arrival; or null and nothing, when there is nothing to run before `held_until_ns`.
+  // The next stage, or null and `group` filled with the expert tasks of one launch, ordered by expert and then by
+  // arrival; or null and nothing, when there is nothing to run before `held_until_ns`.
   // `pass_ns`: what reading one expert's weights takes.
   stage_task* take(uint64_t now_ns, uint64_t pass_ns, std::vector<expert_task>& group);
 
@@ -39,32 +45,45 @@ class device_queue {
   uint64_t held_until_ns() const { return held_until_ns_; }
 
  private:
-  // A layer that has expert tasks, and whose they are.
-  struct waiting_layer {
+  // The rows that wait for one layer, with `apart_` those of one micro-batch number, and whose they are.
+  struct waiting_group {
     uint32_t layer = 0;
+    std::optional<uint32_t> micro_batch;
     std::vector<row_stream> streams;
     uint32_t shards = 0;  // among `streams`
     uint32_t lowest_shard = 0;
     uint32_t experts = 0;  // of the dispatch that asks most
+    uint64_t rows = 0;     // (row, expert) pairs
     bool all_there = true;
-    bool goes_before(const waiting_layer& other) const;
+    bool goes_before(const waiting_group& other) const;
+  };
+  struct held_group {
+    uint32_t layer = 0;
+    std::optional<uint32_t> micro_batch;
+    uint64_t since_ns = 0;
   };
 
-  void look_at_layers();
-  void note(waiting_layer& at, const dispatch_work& work) const;
-  const waiting_layer* best_layer() const;
-  const waiting_layer* held_for_long(uint64_t now_ns, uint64_t pass_ns);
-  void take_layer(const waiting_layer& taken, std::vector<expert_task>& group);
+  std::span<waiting_group> groups() { return {groups_.data(), groups_used_}; }
+  void look_at_groups();
+  void note(waiting_group& at, const dispatch_work& work) const;
+  waiting_group* best_group();
+  waiting_group* held_for_long(uint64_t now_ns, uint64_t pass_ns);
+  std::vector<held_group>::iterator find_held(uint32_t layer, std::optional<uint32_t> micro_batch);
+  std::optional<uint32_t> micro_batch_of(const expert_task& task) const;
+  void forget_held(const waiting_group& taken);
+  void take_more(waiting_group& taken);
+  void take_group(const waiting_group& taken, std::vector<expert_task>& group);
 
   const stage_ranks ranks_;
+  const bool apart_;                                              // micro-batches of many rows are launched one by one
   std::array<std::deque<stage_task*>, stage_kind_count> stages_;  // by rank
   size_t waiting_ = 0;                                            // stages
   std::deque<expert_task> experts_;
   gathering gathering_;
-  std::vector<uint64_t> held_since_ns_;  // by layer; 0: not held
+  std::vector<held_group> held_;
   uint64_t held_until_ns_ = 0;
-  std::vector<waiting_layer> layers_;  // working list, reused
-  size_t layers_used_ = 0;
+  std::vector<waiting_group> groups_;  // working list, reused
+  size_t groups_used_ = 0;
 };
 
 }  // namespace troupe

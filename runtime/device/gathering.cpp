@@ -17,8 +17,9 @@ void gathering::arrived(const row_stream& stream, uint32_t layer) {
 }
 
 // What comes next of a stream is nearer than what it has just been through; layers follow each other in a ring.
-bool gathering::on_the_way(const known_stream& stream, uint32_t layer, std::span<const row_stream> there) const {
-  if (stream.patience < wait_max) return false;
+bool gathering::on_the_way(const known_stream& stream, uint32_t layer, std::optional<uint32_t> micro_batch,
+                           std::span<const row_stream> there) const {
+  if ((micro_batch && stream.id.micro_batch != *micro_batch) || stream.patience < wait_max) return false;
   const uint32_t ring = last_layer_ - first_layer_ + 1;
   const uint32_t ahead = layer > stream.layer ? layer - stream.layer : layer + ring - stream.layer;
   if (ahead > std::max(1U, ring / 2)) return false;
@@ -26,9 +27,10 @@ bool gathering::on_the_way(const known_stream& stream, uint32_t layer, std::span
                       [&](const row_stream& one) { return one.shard() == stream.id.shard(); });
 }
 
-bool gathering::expects_more(uint32_t layer, std::span<const row_stream> there) const {
+bool gathering::expects_more(uint32_t layer, std::optional<uint32_t> micro_batch,
+                             std::span<const row_stream> there) const {
   return std::any_of(streams_.begin(), streams_.end(),
-                     [&](const known_stream& one) { return on_the_way(one, layer, there); });
+                     [&](const known_stream& one) { return on_the_way(one, layer, micro_batch, there); });
 }
 
 void gathering::launched(std::span<const row_stream> there) {
@@ -38,9 +40,9 @@ void gathering::launched(std::span<const row_stream> there) {
       ++stream.patience;
 }
 
-void gathering::waited_in_vain(uint32_t layer, std::span<const row_stream> there) {
+void gathering::waited_in_vain(uint32_t layer, std::optional<uint32_t> micro_batch, std::span<const row_stream> there) {
   for (auto& stream : streams_)
-    if (on_the_way(stream, layer, there)) stream.patience -= wait_max;
+    if (on_the_way(stream, layer, micro_batch, there)) stream.patience -= wait_max;
 }
 
 }  // namespace troupe

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -38,13 +39,14 @@ class gathering {
   // The first rows of a dispatch have arrived.
   void arrived(const row_stream& stream, uint32_t layer);
 
-  // Whether rows of a shard that has none among `there` are on their way to `layer`.
-  bool expects_more(uint32_t layer, std::span<const row_stream> there) const;
+  // Whether rows of a shard that has none among `there` are on their way to `layer`; where `micro_batch` is given, rows
+  // of that number.
+  bool expects_more(uint32_t layer, std::optional<uint32_t> micro_batch, std::span<const row_stream> there) const;
 
   // Rows were launched together.
   void launched(std::span<const row_stream> there);
   // A launch waited for those that it expected, and they did not come.
-  void waited_in_vain(uint32_t layer, std::span<const row_stream> there);
+  void waited_in_vain(uint32_t layer, std::optional<uint32_t> micro_batch, std::span<const row_stream> there);
 
  private:
   static constexpr size_t streams_max = 4096;  // more are not waited for: numbers that peers send take no memory
@@ -56,7 +58,8 @@ class gathering {
     uint32_t patience = wait_max;  // readings that waiting for it may still cost
   };
 
-  bool on_the_way(const known_stream& stream, uint32_t layer, std::span<const row_stream> there) const;
+  bool on_the_way(const known_stream& stream, uint32_t layer, std::optional<uint32_t> micro_batch,
+                  std::span<const row_stream> there) const;
 
   std::vector<known_stream> streams_;
   // Layers with experts, as far as seen.
