@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/amx_decode.hpp"
 #include "kernels/cpu/amx_few_rows.hpp"
+#include "kernels/cpu/amx_steps.hpp"
 #include "kernels/cpu/amx_tiles.hpp"
 #include "kernels/cpu/avx512_lanes.hpp"
 #include "kernels/cpu/exp.hpp"
@@ -17,22 +18,6 @@ constexpr ptrdiff_t block_sums = 4 * tile_sums;  // sums of a block: [2 row tile
 
 // Rows that pass together over a panel of weights: their running sums stay in the first-level cache.
 constexpr int rows_together = 128;
-// Steps of a BF16 product after which more than two row tiles take turns.
-constexpr int steps_in_block = 4;
-// A 32-column panel, or one half of it.
-struct panel {
-  int index;           // of 32 columns
-  int first, columns;  // column tiles [first, first + columns) of its two
-  int column() const { return (index * 2 + first) * tile_columns; }
-};
-
-panel panel_at(const amx_product& call, int column) {
-  const int tile = column / tile_columns;
-  const int end = (call.n_end + tile_columns - 1) / tile_columns;
-  const int first = tile % 2;
-  return {tile / 2, first, first == 0 && tile + 1 < end ? 2 : 1};
-}
-
 // Rows [first, first + count) of the input, at most rows_together.
 struct row_range {
   int first, count;
@@ -47,46 +32,6 @@ struct panel_sums {
 const uint16_t* input_tiles(const amx_product& call, int row, int step) {
   return call.x + (ptrdiff_t{row / tile_rows} * tile_steps(call.k) + step) * tile_elements;
 }
-
-// Where a panel's BF16 tiles come from, from its first wanted column on. step(i, slot): both tiles of step i, which
-// follow those of the slot before, and stay until the slot is used again. at(i): where step i lies in memory, `lines`
-// lines.
-struct bf16_steps {
-  static constexpr int lines = lines_of_step;
-  const uint16_t* w;
-
-  bf16_steps(const amx_product& call, const panel& p)
-      : w(reinterpret_cast<const uint16_t*>(call.first_tile(p.index * 2 + p.first))) {}
-  const uint16_t* step(int i, int) const { return w + ptrdiff_t{i} * 2 * tile_elements; }
-  const char* at(int i) const { return reinterpret_cast<const char*>(step(i, 0)); }
-};
-
-// They are decoded one step at a time, between the products, which the processor overlaps.
-struct coded_steps {
-  static constexpr ptrdiff_t tile = tile_bytes(weight_storage::bf16_coded);
-  static constexpr int lines = 2 * tile / line_bytes;
-  const std::byte* codes;
-  const __m512i upper;
-  const int columns;
-  exception_cursor exceptions[2];
-  alignas(64) uint16_t decoded[steps_in_block][2 * tile_elements];
-
-  coded_steps(const amx_product& call, const panel& p)
-      : codes(call.first_tile(p.index * 2 + p.first)),
-        upper(load_upper_bytes(call.upper_bytes)),
-        columns(p.columns),
-        exceptions{call.exceptions(p.index * 2 + p.first), call.exceptions(p.index * 2 + p.first + p.columns - 1)} {}
-  [[gnu::always_inline]] inline const uint16_t* step(int i, int slot, const fetch_distance& ahead = {0, 16 * tile}) {
-    const std::byte* from = codes + ptrdiff_t{i} * 2 * tile;
-    for (int c = 0; c < columns; ++c) {
-      uint16_t* to = decoded[slot] + ptrdiff_t{c} * tile_elements;
-      decode_tile(upper, from + c * tile, to, ahead);
-      exceptions[c].mend(i, to);
-    }
-    return decoded[slot];
-  }
-  const char* at(int i) const { return reinterpret_cast<const char*>(codes + ptrdiff_t{i} * 2 * tile); }
-};
 
 // Continues the sums of `Rows` row tiles at `sums`, unless the first step is 0, over `count` steps at `w`.
 template <int Rows, int Columns>
@@ -176,37 +121,6 @@ void bf16_two_panels(const amx_product& a, const panel& first, const amx_product
   for (int i = 0; i < tile_sums; i += lane_count)
     _mm512_store_ps(sums + i, _mm512_fmadd_ps(s, _mm512_load_ps(partial + i), _mm512_load_ps(sums + i)));
 }
-
-// As coded_steps; slots are the steps of a scale block.
-struct e4m3_steps {
-  static constexpr ptrdiff_t tile = tile_bytes(weight_storage::e4m3);
-  const e4m3_decoder decoder;
-  const std::byte* codes;
-  const float* scales[2];
-  const uint64_t* rare[2];
-  const int columns;
-  alignas(64) uint16_t decoded[steps_in_scale_block][2 * tile_elements];
-
-  e4m3_steps(const amx_product& call, const panel& p)
-      : codes(call.first_tile(p.index * 2 + p.first)), columns(p.columns) {
-    const int blocks = (call.k + scale_block - 1) / scale_block, first = p.index * 2 + p.first;
-    scales[0] = call.scales + ptrdiff_t{first} * blocks;
-    scales[1] = columns == 2 ? scales[0] + blocks : scales[0];
-    rare[0] = call.rare_tiles(first);
-    rare[1] = call.rare_tiles(first + columns - 1);
-  }
-  [[gnu::always_inline]] inline const uint16_t* step(int i, const fetch_distance& ahead) {
-    uint16_t* to = decoded[i % steps_in_scale_block];
-    for (int c = 0; c < columns; ++c) {
-      const std::byte* from = codes + (ptrdiff_t{i} * 2 + c) * tile;
-      if (is_marked(rare[c], i))
-        decode_rare_tile(from, to + ptrdiff_t{c} * tile_elements, ahead);
-      else
-        decode_e4m3_tile(decoder, from, to + ptrdiff_t{c} * tile_elements, ahead);
-    }
-    return to;
-  }
-};
 
 // Stores the partial sums of a scale block and adds them to `sums` with their scales.
 template <int Rows, int Columns>
