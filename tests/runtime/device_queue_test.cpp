@@ -38,12 +38,13 @@ struct gathered_queue {
     return nodes;
   }
   // Nodes 0 and 1 go through all layers together, so that each is worth waiting for.
-  void go_together() {
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      push(0, layer);
-      push(1, layer);
-      REQUIRE(take().size() == 2);
-    }
+  void go_together(uint32_t micro_batches = 1) {
+    for (uint32_t layer = 0; layer < layers; ++layer)
+      for (uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+        push(0, layer, 1, micro_batch);
+        push(1, layer, 1, micro_batch);
+        REQUIRE(take().size() == 2);
+      }
   }
 };
 
@@ -161,12 +162,7 @@ TEST_CASE("a shard that comes too late each time is not waited for in the end, a
 
 TEST_CASE("another micro-batch of a shard whose rows are there is not waited for") {
   gathered_queue q;
-  for (uint32_t i = 0; i < layers; ++i)
-    for (const uint32_t micro_batch : {0U, 1U}) {
-      q.push(0, i, 1, micro_batch);
-      q.push(1, i, 1, micro_batch);
-      REQUIRE(q.take().size() == 2);
-    }
+  q.go_together(2);
   q.push(0, 0, 1, 0);
   q.push(1, 0, 1, 0);
   CHECK(q.take() == nodes{0, 1});
@@ -175,12 +171,7 @@ TEST_CASE("another micro-batch of a shard whose rows are there is not waited for
 TEST_CASE("micro-batches of many rows are launched one after the other, so that the first's answers travel meanwhile") {
   gathered_queue q;
   q.rows = 100;
-  for (uint32_t i = 0; i < layers; ++i)
-    for (const uint32_t micro_batch : {0U, 1U}) {
-      q.push(0, i, 1, micro_batch);
-      q.push(1, i, 1, micro_batch);
-      REQUIRE(q.take().size() == 2);
-    }
+  q.go_together(2);
   // The other micro-batch's own rows are there already, and those that travel are not.
   q.push(0, 0, 1, 0);
   q.push(0, 0, 1, 1);
