@@ -30,7 +30,7 @@ constexpr std::pair<const char*, const char*> settings[] = {
     // what it sends without a copy twice, and aborts the process (`uct_tcp_ep_sendv`). With a copy 1 MiB over TCP takes
     // a tenth longer, in pieces larger than the 8k by default; larger ones make a dispatch wait longer behind bulk.
     {"ZCOPY_THRESH", "inf"},
-    {"TX_SEG_SIZE", "64k"},
+    {"TX_SEG_SIZE", "128k"},
     {"KEEPALIVE_INTERVAL", "1s"},
     {"CM_REUSEADDR", "y"},  // a restarted node binds its old port at once
 };
