@@ -51,8 +51,6 @@ def orders(users, layers_apart):
             yield [(order[i], order[j], at[j] - at[i] + (j == 0)) for i, j in enumerate(after)]
 
 
-
-
 stages = [one + batch for one in ("attention", "experts", "shared") for batch in "01" if one + batch in time]
 messages = [one + batch for one in ("dispatch", "combine") for batch in "01"]
 bound = max(2 * (given.attention + given.experts + given.shared), 2 * (given.dispatch + given.combine),

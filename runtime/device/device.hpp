@@ -1,11 +1,11 @@
 // The device seam: `submit(task)`, then a completion.
 //
 // A device runs one task at a time with all its threads. Which kind of ready stage it takes next is the
-// schedule's order of preference. For routed experts it gathers: waiting rows of one layer, from every source
-// shard and, where they are few, every micro-batch, become one grouped launch in which each expert's weights are read
-// once (`device_queue`). Row invariance makes that safe. `submit` may be
-// called from any thread and never blocks; completions are called on the device's thread (live) or at their virtual
-// time (modelled) and only send messages. A live device may run the actors that get them (`completion_runner`).
+// schedule's order of preference. For routed experts it gathers: waiting rows of one layer, from every source shard
+// and, where they are few, every micro-batch, become one grouped launch in which each expert's weights are read once
+// (`device_queue`). Row invariance makes that safe. `submit` may be called from any thread and never blocks;
+// completions are called on the device's thread (live) or at their virtual time (modelled) and only send messages. A
+// live device may run the actors that get them (`completion_runner`).
 //
 // Implementations: `cpu_device` (threads), `modelled_device` (a cost model in virtual time, with the
 // real arithmetic), and the skeleton of a CUDA device.

@@ -58,8 +58,8 @@ stage_task* device_queue::take(uint64_t now_ns, uint64_t pass_ns, std::vector<ex
     gathering_.waited_in_vain(best->layer, best->micro_batch, best->streams);
   }
   forget_held(*best);
-  gathering_.launched(best->streams);
   take_more(*best);
+  gathering_.launched(best->streams);
   take_group(*best, group);
   return nullptr;
 }
@@ -110,7 +110,7 @@ device_queue::waiting_group* device_queue::held_for_long(uint64_t now_ns, uint64
     if (until_ns <= now_ns && (best == nullptr || one.goes_before(*best))) best = &one;
     first_ns = first_ns == 0 ? until_ns : std::min(first_ns, until_ns);
   }
-  if (best == nullptr) held_until_ns_ = std::max<uint64_t>(first_ns, 1);
+  if (best == nullptr) held_until_ns_ = first_ns;
   return best;
 }
 

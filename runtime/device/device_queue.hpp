@@ -26,8 +26,10 @@ namespace troupe {
 
 class device_queue {
  public:
+  // The head's rank is that of attention, whole or split; the rank of a kind that a schedule does not have says
+  // nothing.
   explicit device_queue(const stage_ranks& ranks)
-      : ranks_(ranks), apart_(ranks[index_of(stage_kind::attn)] < ranks[index_of(stage_kind::mlp)]) {}
+      : ranks_(ranks), apart_(ranks[index_of(stage_kind::head)] < ranks[index_of(stage_kind::mlp)]) {}
 
   void push(stage_task& task);
   // Returns whether `take` may now have something new to say: not before the last task of a dispatch, and where it held

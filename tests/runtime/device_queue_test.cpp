@@ -6,6 +6,8 @@
 #include <array>
 #include <list>
 
+#include "runtime/serving/schedule.hpp"
+
 namespace troupe {
 namespace {
 
@@ -15,7 +17,9 @@ constexpr uint32_t layers = 8;
 
 // A queue, and shards that send it dispatches for one expert.
 struct gathered_queue {
-  device_queue queue{default_ranks};
+  explicit gathered_queue(const stage_ranks& ranks = default_ranks) : queue(ranks) {}
+
+  device_queue queue;
   std::list<dispatch_work> works;
   std::vector<expert_task> group;
   uint64_t now_ns = 1;
@@ -184,6 +188,16 @@ TEST_CASE("micro-batches of many rows are launched one after the other, so that 
     for (const uint16_t node : {0, 1}) q.push(node, 1, 1, micro_batch);
   CHECK(q.take() == nodes{0, 1});
   CHECK(q.take() == nodes{0, 1});
+}
+
+TEST_CASE("where the schedule has experts before attention, all rows of a layer that are there are launched together") {
+  gathered_queue q(find_schedule("dual_decode", ".")->ranks);
+  q.rows = 100;
+  q.go_together(2);
+  q.push(0, 0, 1, 0);
+  q.push(0, 0, 1, 1);
+  q.push(1, 0, 1, 0);
+  CHECK(q.take() == nodes{0, 0, 1});
 }
 
 TEST_CASE("micro-batches of few rows that are all there are launched together, so that weights are read once") {
