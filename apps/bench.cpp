@@ -59,10 +59,10 @@ void print(plain_loop& loop, const bench_options& options) {
 }
 
 int run_bench(const bench_options& options) {
-  const auto profile =
-      options.profile == "auto"
-          ? std::optional(kernels::cpu_features::detect().amx_bf16 ? kernels::profile::amx_bf16 : kernels::profile::f32)
-          : kernels::profile_from_name(options.profile);
+  const auto profile = options.profile == "auto"
+                           ? std::optional(kernels::cpu_features::detect().amx_bf16() ? kernels::profile::amx_bf16
+                                                                                      : kernels::profile::f32)
+                           : kernels::profile_from_name(options.profile);
   auto loop = plain_loop::load(options.model, *profile, options.threads);
   if (!loop) return report(loop.failure());
   try {

@@ -13,8 +13,9 @@ namespace troupe::kernels {
 
 std::unique_ptr<compute> compute::make(profile wanted) {
   if (wanted == profile::amx_bf16) {
-    require(cpu_features::detect().amx_bf16, "this CPU or its kernel has no AMX BF16");
-    return std::make_unique<amx_compute>();
+    const cpu_features& cpu = cpu_features::detect();
+    require(cpu.amx_bf16(), "this CPU or its kernel has neither AMX nor AVX-512 with BF16 products");
+    return make_amx(cpu.hardware_tiles ? tiles::hardware : tiles::vector);
   }
   return std::make_unique<f32_compute>(best_lanes());
 }
@@ -24,6 +25,13 @@ std::unique_ptr<compute> compute::make_f32(isa wanted) {
   require(wanted != isa::avx2 || cpu.avx2, "this CPU has no AVX2");
   require(wanted != isa::avx512 || cpu.avx512, "this CPU has no AVX-512");
   return std::make_unique<f32_compute>(lanes_of(wanted));
+}
+
+std::unique_ptr<compute> compute::make_amx(tiles wanted) {
+  const cpu_features& cpu = cpu_features::detect();
+  require(wanted != tiles::hardware || cpu.hardware_tiles, "this CPU or its kernel has no AMX BF16");
+  require(wanted != tiles::vector || cpu.vector_tiles, "this CPU has no AVX-512 with BF16 products");
+  return std::make_unique<amx_compute>(kernels_of(wanted));
 }
 
 void prepare_thread() {

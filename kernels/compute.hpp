@@ -158,9 +158,11 @@ class compute {
   static std::unique_ptr<compute> make(profile wanted);
   // One given implementation of profile f32, for tests. Requires: the CPU has it.
   static std::unique_ptr<compute> make_f32(isa wanted);
+  // The same of profile amx_bf16.
+  static std::unique_ptr<compute> make_amx(tiles wanted);
 
   virtual profile numeric_profile() const = 0;
-  // "amx_bf16", "f32 (avx512)", ...
+  // "amx_bf16", "amx_bf16 (avx512)", "f32 (avx512)", ...
   virtual std::string_view description() const = 0;
 
   // The format in which this profile multiplies weights.

@@ -46,7 +46,7 @@ cpu_features look() {
   const uint64_t states = saved_states();
   const bool ymm = (states & 0x6) == 0x6;
   const bool zmm = (states & 0xe6) == 0xe6;
-  const bool tiles = (states & 0x60000) == 0x60000;
+  const bool tile_states = (states & 0x60000) == 0x60000;
   const cpuid_words extended = cpuid(7, 0);
   const bool fma = has(basic.ecx, 12);
   const bool f16c = has(basic.ecx, 29);
@@ -54,10 +54,11 @@ cpu_features look() {
   const bool f = has(extended.ebx, 16), dq = has(extended.ebx, 17);
   const bool bw = has(extended.ebx, 30), vl = has(extended.ebx, 31);
   found.avx512 = found.avx2 && zmm && f && dq && bw && vl;
-  // The FP8 decoder beside the tiles permutes bytes (VBMI) and bits (GFNI); every CPU with AMX has both.
-  const bool bytes_and_bits = has(extended.ecx, 1) && has(extended.ecx, 8);
+  // The decoders beside the tiles permute bytes (VBMI) and bits (GFNI); every CPU with AMX has both.
+  const bool decoders = found.avx512 && has(extended.ecx, 1) && has(extended.ecx, 8);
   const bool amx = has(extended.edx, 22) && has(extended.edx, 24);  // BF16 and TILE
-  found.amx_bf16 = found.avx512 && bytes_and_bits && tiles && amx && request_tile_permission();
+  found.hardware_tiles = decoders && tile_states && amx && request_tile_permission();
+  found.vector_tiles = decoders && extended.eax >= 1 && has(cpuid(7, 1).eax, 5);  // AVX512_BF16
   return found;
 }
 

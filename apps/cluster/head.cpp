@@ -49,7 +49,7 @@ node_environment describe_process(int32_t wanted_node) {
   environment.wanted_node = wanted_node;
   environment.process_token = static_cast<uint32_t>(draw_seed()) | 1U;
   environment.profiles = 1U << static_cast<unsigned>(kernels::profile::f32);
-  if (kernels::cpu_features::detect().amx_bf16)
+  if (kernels::cpu_features::detect().amx_bf16())
     environment.profiles |= static_cast<uint8_t>(1U << static_cast<unsigned>(kernels::profile::amx_bf16));
   char name[256] = "unknown";
   gethostname(name, sizeof name - 1);

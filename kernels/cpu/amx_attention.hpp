@@ -1,4 +1,4 @@
-// Absorbed MLA attention of profile amx_bf16 in tiles.
+// What absorbed MLA attention of profile amx_bf16 computes, and where its operands lie.
 //
 // Heads go in units of 16, the columns of a tile; the last unit is padded with heads of zeros. Positions go in spans of
 // 256, aligned to absolute position. Within a span, for one query row and unit:
@@ -57,33 +57,9 @@ struct amx_attention_unit {
   float* result;  // [unit_partial]
 };
 
-// Requires, for all: cpu_features::detect().amx_bf16.
-
-// Makes unit `unit`'s queries of q [heads, rk + dr].
-void amx_query(const amx_attention& call, const float* q, int unit, uint16_t* out);
-void amx_query(const amx_attention& call, const uint16_t* q, int unit, uint16_t* out);
-
-// 64-byte aligned working memory of amx_attend_span.
-size_t amx_attention_scratch();
-
-// The results of at most `units_together` units of one sequence over span `span`, merged into what earlier spans left
-// if `merge`. Every length reaches beyond the span's start. `blocks` are the sequence's. Meanwhile span `next` is
-// fetched into the second-level cache, unless it is negative.
-void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, const amx_attention_unit* units,
-                     int count, int span, int next, bool merge, std::byte* scratch);
-
 // Latents [32 begin, 32 end) of a row.
 struct step_range {
   int begin, end;
 };
-
-// Merges partial results [merged, spans) of a unit, `stride` floats apart, into the first one, which holds those
-// before, and makes its attended rows [heads of the unit][rk] BF16; of both, only the latents `steps`, which others do
-// not touch.
-void amx_merge(const amx_attention& call, float* partials, ptrdiff_t stride, int merged, int spans, int unit,
-               const step_range& steps, uint16_t* out);
-
-// Rows [heads of the unit][rk] BF16 from a unit's result over all spans.
-void amx_attended(const amx_attention& call, const float* result, int unit, uint16_t* out);
 
 }  // namespace troupe::kernels

@@ -29,7 +29,7 @@ using tile_misses = std::array<uint64_t, 8>;
 
 // tile [512] BF16 in tile order, 64-byte aligned like `out` [768 bytes]. An element without a code gets code 0.
 void code_tile(const upper_byte_table& table, const uint16_t* tile, std::byte* out, tile_misses& misses);
-// The same. Requires: cpu_features::detect().amx_bf16.
+// The same. Requires: cpu_features::detect().amx_bf16().
 void code_tile_avx512(const upper_byte_table& table, const uint16_t* tile, std::byte* out, tile_misses& misses);
 
 // Puts the exceptions of one step's tile where `next` points and moves it on; false where `end` leaves no room.

@@ -4,8 +4,6 @@
 #include <array>
 
 #include "kernels/check.hpp"
-#include "kernels/cpu/amx_attention.hpp"
-#include "kernels/cpu/amx_matmul.hpp"
 #include "kernels/cpu/amx_pack.hpp"
 
 namespace troupe::kernels {
@@ -29,17 +27,24 @@ int spans_of(int length) { return (length + span_positions - 1) / span_positions
 
 }  // namespace
 
+const amx_kernels& kernels_of(tiles kind) {
+  return kind == tiles::hardware ? hardware_tile_kernels() : vector_tile_kernels();
+}
+
+std::string_view amx_compute::description() const {
+  return tiles_.kind == tiles::hardware ? "amx_bf16" : "amx_bf16 (avx512)";
+}
+
 packed_matrix amx_compute::pack_as(const weight_view& weight, weight_format format, bool transposed) const {
   if (format == weight_format::f32) return f32_compute::pack_as(weight, format, transposed);
-  return pack_amx(weight_reader(weight, transposed));
+  return pack_amx(weight_reader(weight, transposed), tiles_.chained);
 }
 
 packed_matrix amx_compute::pack_room(weight_format format, uint32_t storage, int n, int k) const {
   if (format == weight_format::f32) return f32_compute::pack_room(format, storage, n, k);
-  const auto wanted = static_cast<weight_storage>(storage);
-  if (wanted != weight_storage::bf16 && wanted != weight_storage::bf16_coded && wanted != weight_storage::e4m3)
-    return {};
-  return empty_amx(wanted, n, k);
+  const auto wanted = amx_storage::of(storage);
+  if (!wanted || wanted->chained != tiles_.chained) return {};
+  return empty_amx(*wanted, n, k);
 }
 
 size_t amx_compute::input_bytes(int m, int k) const {
@@ -48,17 +53,18 @@ size_t amx_compute::input_bytes(int m, int k) const {
 }
 
 void amx_compute::input_row(const float* x, int row, int k, std::byte* input) const {
-  amx_input_row(x, row, k, tiles_of(input));
+  tiles_.input_row_f32(x, row, k, tiles_of(input));
 }
 
 void amx_compute::input_row(const uint16_t* x, int row, int k, std::byte* input) const {
-  amx_input_row(x, row, k, tiles_of(input));
+  tiles_.input_row_bf16(x, row, k, tiles_of(input));
 }
 
-static amx_product product_of(const packed_matrix& weight, const product_input& x, int n_begin, int n_end) {
+amx_product amx_compute::product_of(const packed_matrix& weight, const product_input& x, int n_begin, int n_end) const {
   require(weight && weight.format() == weight_format::amx_bf16, "the weight is packed for tiles");
   require(x.k == weight.k(), "the input is as wide as the weight");
   amx_product product = amx_product_of(weight);
+  require(product.chained == tiles_.chained, "the weight is packed for these tiles");
   product.x = reinterpret_cast<const uint16_t*>(x.data);
   product.m = x.m;
   product.n_begin = n_begin;
@@ -69,13 +75,13 @@ static amx_product product_of(const packed_matrix& weight, const product_input& 
 void amx_compute::matmul(const packed_matrix& weight, const product_input& x, float* y, int64_t ldy, int n_begin,
                          int n_end) const {
   require_columns(weight.n(), n_begin, n_end);
-  amx_matmul(product_of(weight, x, n_begin, n_end), y, ldy);
+  tiles_.matmul(product_of(weight, x, n_begin, n_end), y, ldy);
 }
 
 bool amx_compute::matmul_apart(const packed_matrix& weight, const product_input& x, element kind,
                                std::byte* const* rows, int n_begin, int n_end) const {
   require_columns(weight.n(), n_begin, n_end);
-  return amx_matmul_apart(product_of(weight, x, n_begin, n_end), kind == element::bf16, rows);
+  return tiles_.matmul_apart(product_of(weight, x, n_begin, n_end), kind == element::bf16, rows);
 }
 
 void amx_compute::gated_matmul(const packed_matrix& gate, const packed_matrix& up, const product_input& x,
@@ -84,7 +90,7 @@ void amx_compute::gated_matmul(const packed_matrix& gate, const packed_matrix& u
   require_columns(gate.n(), n_begin, n_end);
   require(n_begin % (2 * tile_columns) == 0 && (n_end % (2 * tile_columns) == 0 || n_end == gate.n()),
           "a gated range starts and ends at multiples of 32 or at n");
-  amx_gated_matmul(product_of(gate, x, n_begin, n_end), product_of(up, x, n_begin, n_end), tiles_of(out));
+  tiles_.gated_matmul(product_of(gate, x, n_begin, n_end), product_of(up, x, n_begin, n_end), tiles_of(out));
 }
 
 void amx_compute::matmul(const packed_matrix& weight, const float* x, int64_t ldx, float* y, int64_t ldy, int m,
@@ -131,22 +137,23 @@ mla_form amx_compute::form_of(const mla_shape& shape) const {
           .span = span_positions};
 }
 
-template <class Value>
-static void make_queries(const mla_shape& shape, const Value* q, int head_begin, int head_end, std::byte* out) {
+template <class Make, class Value>
+static void make_queries(Make make, const mla_shape& shape, const Value* q, int head_begin, int head_end,
+                         std::byte* out) {
   require_units(shape, head_begin, head_end);
   const amx_attention call = attention_of(shape);
   for (int unit = first_unit(head_begin); unit < last_unit(head_end); ++unit)
-    amx_query(call, q, unit, reinterpret_cast<uint16_t*>(out) + unit * call.unit_query());
+    make(call, q, unit, reinterpret_cast<uint16_t*>(out) + unit * call.unit_query());
 }
 
 void amx_compute::mla_query(const mla_shape& shape, const float* q, int head_begin, int head_end,
                             std::byte* out) const {
-  make_queries(shape, q, head_begin, head_end, out);
+  make_queries(tiles_.query_f32, shape, q, head_begin, head_end, out);
 }
 
 void amx_compute::mla_query(const mla_shape& shape, const uint16_t* q, int head_begin, int head_end,
                             std::byte* out) const {
-  make_queries(shape, q, head_begin, head_end, out);
+  make_queries(tiles_.query_bf16, shape, q, head_begin, head_end, out);
 }
 
 void amx_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, std::span<const std::byte* const> blocks,
@@ -155,7 +162,7 @@ void amx_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, st
   require_units(shape, head_begin, head_end);
   const amx_attention call = attention_of(shape);
   const int begin = first_unit(head_begin), end = last_unit(head_end);
-  const size_t working = amx_attention_scratch();
+  const size_t working = tiles_.attention_scratch();
   std::byte* space = memory.take(working + units_together * in_bytes(call.unit_partial()));
   auto* results = reinterpret_cast<float*>(space + working);
   struct place {
@@ -180,12 +187,12 @@ void amx_compute::mla_attend(const mla_shape& shape, const kv_layout& layout, st
       int reached = 0;
       while (reached < static_cast<int>(count) && sorted[static_cast<size_t>(reached)].length > span * span_positions)
         ++reached;
-      amx_attend_span(call, blocks.data(), sorted.data(), reached, span, next, span > 0, space);
+      tiles_.attend_span(call, blocks.data(), sorted.data(), reached, span, next, span > 0, space);
     }
     for (size_t i = 0; i < count; ++i) {
       const int head = places[i].unit * unit_heads;
-      amx_attended(call, units[i].result, places[i].unit,
-                   reinterpret_cast<uint16_t*>(places[i].row->attended) + int64_t{head} * shape.rk);
+      tiles_.attended(call, units[i].result, places[i].unit,
+                      reinterpret_cast<uint16_t*>(places[i].row->attended) + int64_t{head} * shape.rk);
     }
     count = 0;
     longest = 0;
@@ -209,7 +216,7 @@ void amx_compute::mla_attend_span(const mla_shape& shape, const kv_layout& layou
   const int spans = spans_of(row.length);
   require(span.index >= 0 && span.index < spans && span.next < spans, "a span lies within the row's positions");
   const amx_attention call = attention_of(shape);
-  std::byte* space = memory.take(amx_attention_scratch());
+  std::byte* space = memory.take(tiles_.attention_scratch());
   std::array<amx_attention_unit, units_together> units;
   const int end = last_unit(head_end);
   for (int unit = first_unit(head_begin); unit < end;) {
@@ -217,7 +224,7 @@ void amx_compute::mla_attend_span(const mla_shape& shape, const kv_layout& layou
     for (; unit < end && count < units_together; ++unit, ++count)
       units[static_cast<size_t>(count)] = {reinterpret_cast<const uint16_t*>(row.query) + unit * call.unit_query(),
                                            row.length, reinterpret_cast<float*>(partial) + unit * call.unit_partial()};
-    amx_attend_span(call, blocks.data(), units.data(), count, span.index, span.next, span.merge, space);
+    tiles_.attend_span(call, blocks.data(), units.data(), count, span.index, span.next, span.merge, space);
   }
 }
 
@@ -228,15 +235,16 @@ void amx_compute::mla_merge(const mla_shape& shape, std::byte* partials, int mer
   const auto stride = static_cast<ptrdiff_t>(form_of(shape).partial_bytes / sizeof(float));
   const step_range steps{call.latent_steps() * piece / pieces, call.latent_steps() * (piece + 1) / pieces};
   for (int unit = 0; unit < call.units(); ++unit)
-    amx_merge(call, reinterpret_cast<float*>(partials) + unit * call.unit_partial(), stride, merged, spans, unit, steps,
-              reinterpret_cast<uint16_t*>(row.attended) + int64_t{unit} * unit_heads * shape.rk);
+    tiles_.merge(call, reinterpret_cast<float*>(partials) + unit * call.unit_partial(), stride, merged, spans, unit,
+                 steps, reinterpret_cast<uint16_t*>(row.attended) + int64_t{unit} * unit_heads * shape.rk);
 }
 
 void amx_compute::mla_input_row(const mla_shape& shape, const std::byte* attended, int head, int row,
                                 std::byte* input) const {
-  amx_input_row(reinterpret_cast<const uint16_t*>(attended) + int64_t{head} * shape.rk, row, shape.rk, tiles_of(input));
+  tiles_.input_row_bf16(reinterpret_cast<const uint16_t*>(attended) + int64_t{head} * shape.rk, row, shape.rk,
+                        tiles_of(input));
 }
 
-double amx_compute::peak_work(int rounds) const { return amx_peak_work(rounds); }
+double amx_compute::peak_work(int rounds) const { return tiles_.peak_work(rounds); }
 
 }  // namespace troupe::kernels

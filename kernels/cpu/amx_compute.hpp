@@ -1,18 +1,19 @@
-// Profile amx_bf16: products and attention in AMX tiles, latent KV in BF16, everything else as profile f32 with
+// Profile amx_bf16: products and attention in tiles of BF16, latent KV in BF16, everything else as profile f32 with
 // AVX-512.
 #pragma once
 
+#include "kernels/cpu/amx_kernels.hpp"
 #include "kernels/cpu/f32_compute.hpp"
 
 namespace troupe::kernels {
 
-// Requires: cpu_features::detect().amx_bf16.
+// Requires: the CPU can run `tiles` and AVX-512.
 class amx_compute final : public f32_compute {
  public:
-  amx_compute() : f32_compute(avx512_lanes()) {}
+  explicit amx_compute(const amx_kernels& tiles) : f32_compute(avx512_lanes()), tiles_(tiles) {}
 
   profile numeric_profile() const override { return profile::amx_bf16; }
-  std::string_view description() const override { return "amx_bf16"; }
+  std::string_view description() const override;
   weight_format preferred_format() const override { return weight_format::amx_bf16; }
 
   packed_matrix pack_room(weight_format format, uint32_t storage, int n, int k) const override;
@@ -47,6 +48,11 @@ class amx_compute final : public f32_compute {
 
  protected:
   packed_matrix pack_as(const weight_view& weight, weight_format format, bool transposed) const override;
+
+ private:
+  amx_product product_of(const packed_matrix& weight, const product_input& x, int n_begin, int n_end) const;
+
+  const amx_kernels& tiles_;
 };
 
 }  // namespace troupe::kernels

@@ -70,19 +70,20 @@ struct e4m3_decoder {
   return marks[step / 64] >> step % 64 & 1;
 }
 
-// What decoding a tile fetches: all that lies `near` bytes further, and, unless `far` is 0, a line now and then of what
-// lies `far` bytes further, after which the processor fetches the lines between by itself.
+// What decoding a tile fetches: all that lies `near` bytes further, into the cache level that `Level` names (as
+// __builtin_prefetch does: 3 the first, 1 the second), and, unless `far` is 0, a line now and then of what lies `far`
+// bytes further into the second, after which the processor fetches the lines between by itself.
 struct fetch_distance {
   ptrdiff_t near, far;
 };
 
 // Decodes an E4M3 tile.
-template <class Decoder>
+template <int Level, class Decoder>
 [[gnu::always_inline]] inline void decode_e4m3_tile(const Decoder& decoder, const std::byte* codes, uint16_t* out,
                                                     const fetch_distance& ahead) {
 #pragma GCC unroll 8
   for (int line = 0; line < 8; ++line) {
-    __builtin_prefetch(codes + line * 64 + ahead.near);
+    __builtin_prefetch(codes + line * 64 + ahead.near, 0, Level);
     if (ahead.far != 0 && line % 4 == 0) __builtin_prefetch(codes + line * 64 + ahead.far, 0, 1);
     __m512i first, second;
     decoder.decode(_mm512_loadu_si512(codes + line * 64), first, second);
@@ -91,21 +92,23 @@ template <class Decoder>
   }
 }
 
-[[gnu::noinline]] inline void decode_rare_tile(const std::byte* codes, uint16_t* out, const fetch_distance& ahead) {
-  decode_e4m3_tile(e4m3_table_decoder(), codes, out, ahead);
+template <int Level>
+[[gnu::noinline]] void decode_rare_tile(const std::byte* codes, uint16_t* out, const fetch_distance& ahead) {
+  decode_e4m3_tile<Level>(e4m3_table_decoder(), codes, out, ahead);
 }
 
 // Decodes a tile of coded BF16 but for its exceptions. upper: the weight's table in each 16-byte lane. Fetches nothing
 // if `near` is 0.
+template <int Level>
 [[gnu::always_inline]] inline void decode_tile(__m512i upper, const std::byte* codes, uint16_t* out,
                                                const fetch_distance& ahead) {
   const __m512i nibble = _mm512_set1_epi8(15);
 #pragma GCC unroll 4
   for (int group = 0; group < tile_rows / coded_group_rows; ++group, codes += coded_group_bytes, out += 128) {
     if (ahead.near != 0) {
-      __builtin_prefetch(codes + ahead.near);
-      __builtin_prefetch(codes + ahead.near + 64);
-      __builtin_prefetch(codes + ahead.near + 128);
+      __builtin_prefetch(codes + ahead.near, 0, Level);
+      __builtin_prefetch(codes + ahead.near + 64, 0, Level);
+      __builtin_prefetch(codes + ahead.near + 128, 0, Level);
     }
     if (ahead.far != 0 && group % 2 == 0) __builtin_prefetch(codes + ahead.far, 0, 1);
     const __m512i pairs = _mm512_load_si512(codes);

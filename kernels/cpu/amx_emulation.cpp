@@ -49,10 +49,12 @@ depth_values weights_at(const amx_product& call, int column, int step) {
     float value;
     switch (call.storage) {
       case weight_storage::e4m3:
-        value = e4m3_decode(reinterpret_cast<const uint8_t*>(tile)[e4m3_position(c, i)]);
+        value = e4m3_decode(reinterpret_cast<const uint8_t*>(tile)[e4m3_position(c, call.place(i))]);
         break;
-      case weight_storage::bf16_coded: value = bf16_widen(decoded[static_cast<size_t>(bf16_position(c, i))]); break;
-      default: value = bf16_widen(reinterpret_cast<const uint16_t*>(tile)[bf16_position(c, i)]);
+      case weight_storage::bf16_coded:
+        value = bf16_widen(decoded[static_cast<size_t>(bf16_position(c, call.place(i)))]);
+        break;
+      default: value = bf16_widen(reinterpret_cast<const uint16_t*>(tile)[bf16_position(c, call.place(i))]);
     }
     w[static_cast<size_t>(i)] = flushed(value);
   }

@@ -21,6 +21,10 @@
 // column and 128 inputs, and after them the marks of rare tiles, 64-bit words [2 ceil(n/32)][ceil(k/2048)]: bit
 // step % 64 says that the tile has a code which is not a normal number (zero, a subnormal or NaN). All others decode by
 // moving their bits.
+//
+// All of that is the straight order of inputs. In the chained one, which vector_tiles multiplies, input `at` of a step
+// stands where chained_place(at) stands in the straight one, in weights and in rows of inputs: of each four inputs
+// 0 1 2 3 come 2 0 3 1, pairs of two even and of two odd ones.
 #pragma once
 
 #include <cstddef>
@@ -83,7 +87,10 @@ constexpr bool is_rare(uint8_t code) { return (code & 0x78U) == 0 || (code & 0x7
 // Words of marks for a tile column.
 [[gnu::always_inline]] constexpr inline int mark_words(int steps) { return (steps + 63) / 64; }
 
-// Where input `at` (0 .. 31) of column `column` (0 .. 15) lies in a BF16 tile.
+// See above.
+constexpr int chained_place(int at) { return at / 4 * 4 + (at % 4 < 2 ? 1 + at % 4 * 2 : at % 4 * 2 - 4); }
+
+// Where input `at` (0 .. 31) of column `column` (0 .. 15) lies in a BF16 tile, in the straight order.
 constexpr int bf16_position(int column, int at) { return at / 2 * tile_depth + 2 * column + at % 2; }
 
 // Where the same lies in an E4M3 tile.
@@ -102,6 +109,7 @@ constexpr int e4m3_position(int column, int at) {
 // y = x W^T for columns [n_begin, n_end).
 struct amx_product {
   weight_storage storage;  // bf16, bf16_coded or e4m3
+  bool chained;            // the order of inputs
   const std::byte* body;
   const float* scales;         // e4m3
   const uint64_t* rare_marks;  // e4m3
@@ -111,6 +119,8 @@ struct amx_product {
   int m;
   int n_begin, n_end;
 
+  // Where input `at` of a step stands.
+  [[gnu::always_inline]] inline int place(int at) const { return chained ? chained_place(at) : at; }
   // Where the first tile of tile column `column` lies; its others follow two tiles apart.
   [[gnu::always_inline]] inline const std::byte* first_tile(int column) const {
     return panel(column / 2) + exception_bytes() + column % 2 * tile_bytes(storage);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/amx_attention.hpp"
+#include "kernels/cpu/amx_order.hpp"
 #include "kernels/cpu/amx_tiles.hpp"
 #include "kernels/cpu/avx512_lanes.hpp"
 #include "kernels/cpu/exp.hpp"
@@ -100,8 +101,9 @@ constexpr int lines_of_values = 4;      // of 32 latents of a block
 
 // Turns the scores [count, 16] of a unit into probabilities [blocks][16 heads][32 positions], zero beyond `count`, and
 // leaves m and l.
-inline void softmax(float* scores, float scale, int count, int blocks, uint16_t* probabilities, float* largest,
-                    float* sum, latent_stream& ahead) {
+template <bool Chained>
+void softmax(float* scores, float scale, int count, int blocks, uint16_t* probabilities, float* largest, float* sum,
+             latent_stream& ahead) {
   const auto factor = avx512::broadcast(scale);
   // Four chains: the largest is the same in any order, and one chain would wait for itself.
   avx512::reg most[4];
@@ -154,7 +156,8 @@ inline void softmax(float* scores, float scale, int count, int blocks, uint16_t*
     }
     transpose(pairs, heads);
     for (int h = 0; h < unit_heads; ++h)
-      _mm512_store_si512(probabilities + ptrdiff_t{block} * tile_elements + h * tile_depth, heads[h]);
+      _mm512_store_si512(probabilities + ptrdiff_t{block} * tile_elements + h * tile_depth,
+                         inputs_in_order<Chained>(heads[h]));
   }
   avx512::store(largest, m);
   avx512::store(sum, avx512::add(avx512::add(chains[0], chains[1]), avx512::add(chains[2], chains[3])));

@@ -51,6 +51,7 @@ struct bf16_steps {
 };
 
 // They are decoded one step at a time, between the products, which the processor overlaps.
+template <class T>
 struct coded_steps {
   static constexpr ptrdiff_t tile = tile_bytes(weight_storage::bf16_coded);
   static constexpr int lines = 2 * tile / line_bytes;
@@ -69,7 +70,7 @@ struct coded_steps {
     const std::byte* from = codes + ptrdiff_t{i} * 2 * tile;
     for (int c = 0; c < columns; ++c) {
       uint16_t* to = decoded[slot] + ptrdiff_t{c} * tile_elements;
-      decode_tile(upper, from + c * tile, to, ahead);
+      decode_tile<T::fetch_level>(upper, from + c * tile, to, ahead);
       exceptions[c].mend(i, to);
     }
     return decoded[slot];
@@ -78,6 +79,7 @@ struct coded_steps {
 };
 
 // As coded_steps; slots are the steps of a scale block.
+template <class T>
 struct e4m3_steps {
   static constexpr ptrdiff_t tile = tile_bytes(weight_storage::e4m3);
   const e4m3_decoder decoder;
@@ -100,9 +102,9 @@ struct e4m3_steps {
     for (int c = 0; c < columns; ++c) {
       const std::byte* from = codes + (ptrdiff_t{i} * 2 + c) * tile;
       if (is_marked(rare[c], i))
-        decode_rare_tile(from, to + ptrdiff_t{c} * tile_elements, ahead);
+        decode_rare_tile<T::fetch_level>(from, to + ptrdiff_t{c} * tile_elements, ahead);
       else
-        decode_e4m3_tile(decoder, from, to + ptrdiff_t{c} * tile_elements, ahead);
+        decode_e4m3_tile<T::fetch_level>(decoder, from, to + ptrdiff_t{c} * tile_elements, ahead);
     }
     return to;
   }

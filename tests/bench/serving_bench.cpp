@@ -192,8 +192,8 @@ void share_weights(const loaded_weights& loaded, plain_loop_weights& shared) {
 int bench(head_config config, const bench_options& options) {
   const auto begin = bench_clock::now();
   const int threads = static_cast<int>(config.settings.threads_per_node);
-  const auto profile = config.choose_profile ? kernels::cpu_features::detect().amx_bf16 ? kernels::profile::amx_bf16
-                                                                                        : kernels::profile::f32
+  const auto profile = config.choose_profile ? kernels::cpu_features::detect().amx_bf16() ? kernels::profile::amx_bf16
+                                                                                          : kernels::profile::f32
                                              : config.settings.profile;
   plain_loop_weights weights;
   head_callbacks callbacks;

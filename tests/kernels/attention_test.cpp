@@ -95,22 +95,20 @@ TEST_CASE("all instruction sets attend to the same bits") {
 }
 
 TEST_CASE("the tiles' attention equals the emulation's in every bit") {
-  if (!cpu_features::detect().amx_bf16) {
-    MESSAGE("skipped: this CPU has no AMX");
-    return;
+  for (const auto& math : amx_implementations()) {
+    CAPTURE(math->description());
+    for (const shape& s : shapes)
+      for (const int length : {1, 31, 33, 255, 256, 257, 530}) {
+        if (s.rk > 100 && length > 100 && length != 257) continue;  // the emulation is slow
+        CAPTURE(s.heads);
+        CAPTURE(s.rk);
+        CAPTURE(length);
+        const problem p(s, length);
+        const latent_cache kv(*math, s.rk, s.dr, length, p.latents, p.keys);
+        CHECK(same_bits(attention(*math, p.parameters(), kv, p.q, {length}),
+                        emulated_attention(p.parameters(), kv, p.q, length)));
+      }
   }
-  const auto math = compute::make(profile::amx_bf16);
-  for (const shape& s : shapes)
-    for (const int length : {1, 31, 33, 255, 256, 257, 530}) {
-      if (s.rk > 100 && length > 100 && length != 257) continue;  // the emulation is slow
-      CAPTURE(s.heads);
-      CAPTURE(s.rk);
-      CAPTURE(length);
-      const problem p(s, length);
-      const latent_cache kv(*math, s.rk, s.dr, length, p.latents, p.keys);
-      CHECK(same_bits(attention(*math, p.parameters(), kv, p.q, {length}),
-                      emulated_attention(p.parameters(), kv, p.q, length)));
-    }
 }
 
 TEST_CASE("queries of BF16 values equal those of the same values in FP32") {
@@ -195,17 +193,18 @@ TEST_CASE("writing a position touches that position's bytes alone, and all posit
 }
 
 TEST_CASE("the tiles' KV block holds 32 values of all its positions, then the next 32") {
-  if (!cpu_features::detect().amx_bf16) return;
-  const auto math = compute::make(profile::amx_bf16);
-  const kv_layout layout = math->layout_kv(40, 6);  // two steps of latents, one of keys
-  scratch memory;
-  auto* block = reinterpret_cast<uint16_t*>(memory.take(layout.block_bytes));
-  REQUIRE(layout.block_bytes == size_t{3} * 32 * 32 * sizeof(uint16_t));
-  const auto c = values("kv.c", 40), k = values("kv.k", 6);
-  math->kv_write(layout, reinterpret_cast<std::byte*>(block), 5, c.data(), k.data());
-  const auto at = [&](int step, int i) { return block[(step * 32 + 5) * 32 + i]; };
-  for (int i = 0; i < 40; ++i) CHECK(at(i / 32, i % 32) == bf16_round(c[sized(i)]));
-  for (int i = 0; i < 6; ++i) CHECK(at(2, i) == bf16_round(k[sized(i)]));
-  for (int i = 8; i < 32; ++i) CHECK(at(1, i) == 0);
-  for (int i = 6; i < 32; ++i) CHECK(at(2, i) == 0);
+  for (const auto& math : amx_implementations()) {
+    CAPTURE(math->description());
+    const kv_layout layout = math->layout_kv(40, 6);  // two steps of latents, one of keys
+    scratch memory;
+    auto* block = reinterpret_cast<uint16_t*>(memory.take(layout.block_bytes));
+    REQUIRE(layout.block_bytes == size_t{3} * 32 * 32 * sizeof(uint16_t));
+    const auto c = values("kv.c", 40), k = values("kv.k", 6);
+    math->kv_write(layout, reinterpret_cast<std::byte*>(block), 5, c.data(), k.data());
+    const auto at = [&](int step, int i) { return block[(step * 32 + 5) * 32 + i]; };
+    for (int i = 0; i < 40; ++i) CHECK(at(i / 32, i % 32) == bf16_round(c[sized(i)]));
+    for (int i = 0; i < 6; ++i) CHECK(at(2, i) == bf16_round(k[sized(i)]));
+    for (int i = 8; i < 32; ++i) CHECK(at(1, i) == 0);
+    for (int i = 6; i < 32; ++i) CHECK(at(2, i) == 0);
+  }
 }

@@ -37,15 +37,26 @@ inline std::vector<std::unique_ptr<compute>> f32_implementations() {
   return all;
 }
 
-// The fastest code of each profile that this CPU can run.
-inline std::vector<std::unique_ptr<compute>> all_profiles() {
+// Every implementation of profile amx_bf16 that this CPU can run; perhaps none.
+inline std::vector<std::unique_ptr<compute>> amx_implementations() {
   std::vector<std::unique_ptr<compute>> all;
-  all.push_back(compute::make(profile::f32));
-  if (cpu_features::detect().amx_bf16) {
-    all.push_back(compute::make(profile::amx_bf16));
+  if (cpu_features::detect().hardware_tiles) {
+    all.push_back(compute::make_amx(tiles::hardware));
   } else {
     MESSAGE("skipped: this CPU has no AMX");
   }
+  if (cpu_features::detect().vector_tiles) {
+    all.push_back(compute::make_amx(tiles::vector));
+  } else {
+    MESSAGE("skipped: this CPU has no AVX-512 with BF16 products");
+  }
+  return all;
+}
+
+// The fastest code of profile f32, and all of amx_bf16.
+inline std::vector<std::unique_ptr<compute>> all_profiles() {
+  std::vector<std::unique_ptr<compute>> all = amx_implementations();
+  all.insert(all.begin(), compute::make(profile::f32));
   return all;
 }
 

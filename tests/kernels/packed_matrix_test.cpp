@@ -90,24 +90,29 @@ TEST_CASE("every element of a BF16 weight lies where its layout says") {
     CAPTURE(n);
     CAPTURE(k);
     const test_weight w = make_weight("layout.W", weight_dtype::bf16, n, k);
-    const packed_matrix packed = pack_amx(weight_reader(w.view(), false));
-    const amx_product tiles = amx_product_of(packed);
-    REQUIRE(tiles.storage == weight_storage::bf16_coded);
     const packed_matrix panels = pack_f32(weight_reader(w.view(), false));
     const auto* panel_body = reinterpret_cast<const uint16_t*>(f32_product_of(panels).panels);
     const auto expected = [&w, n = n, k = k](int column, int at) {
       return column < n && at < k ? element_of(w, column, at) : uint16_t{0};
     };
-    for (int column = 0; column < n; ++column) {
-      exception_cursor exceptions = tiles.exceptions(column / tile_columns);
-      for (int step = 0; step < tile_steps(k); ++step) {
-        std::array<uint16_t, tile_elements> tile;
-        decode_coded_tile(tiles.upper_bytes,
-                          tiles.first_tile(column / tile_columns) + ptrdiff_t{step} * 2 * tile_bytes(tiles.storage),
-                          tile.data());
-        exceptions.mend(step, tile.data());
-        for (int i = 0; i < std::min(tile_depth, k - step * tile_depth); ++i)
-          REQUIRE(tile[sized(bf16_position(column % tile_columns, i))] == expected(column, step * tile_depth + i));
+    for (const bool chained : {false, true}) {
+      CAPTURE(chained);
+      const packed_matrix packed = pack_amx(weight_reader(w.view(), false), chained);
+      const amx_product tiles = amx_product_of(packed);
+      REQUIRE(tiles.storage == weight_storage::bf16_coded);
+      REQUIRE(tiles.chained == chained);
+      for (int column = 0; column < n; ++column) {
+        exception_cursor exceptions = tiles.exceptions(column / tile_columns);
+        for (int step = 0; step < tile_steps(k); ++step) {
+          std::array<uint16_t, tile_elements> tile;
+          decode_coded_tile(tiles.upper_bytes,
+                            tiles.first_tile(column / tile_columns) + ptrdiff_t{step} * 2 * tile_bytes(tiles.storage),
+                            tile.data());
+          exceptions.mend(step, tile.data());
+          for (int i = 0; i < std::min(tile_depth, k - step * tile_depth); ++i)
+            REQUIRE(tile[sized(bf16_position(column % tile_columns, tiles.place(i)))] ==
+                    expected(column, step * tile_depth + i));
+        }
       }
     }
     for (int column = 0; column < (n + lane_count - 1) / lane_count * lane_count; ++column)

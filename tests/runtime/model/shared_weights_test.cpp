@@ -72,7 +72,7 @@ int imitate(const std::string& name, const std::vector<std::byte>& contents, int
 TEST_CASE("A second load of a model takes the first one's weights, byte for byte") {
   if (!std::filesystem::exists(tiny_moe / "model.safetensors")) return;
   for (const auto profile : {kernels::profile::f32, kernels::profile::amx_bf16}) {
-    if (profile == kernels::profile::amx_bf16 && !kernels::cpu_features::detect().amx_bf16) {
+    if (profile == kernels::profile::amx_bf16 && !kernels::cpu_features::detect().amx_bf16()) {
       MESSAGE("skipped: this CPU has no AMX");
       continue;
     }

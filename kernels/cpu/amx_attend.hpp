@@ -1,6 +1,8 @@
-#include "kernels/cpu/amx_attention.hpp"
+// The attention of profile amx_bf16 over tile registers `T` (see amx_tiles.hpp); formulas: amx_attention.hpp.
+#pragma once
 
-#include "kernels/cpu/amx_matmul.hpp"
+#include "kernels/cpu/amx_attention.hpp"
+#include "kernels/cpu/amx_order.hpp"
 #include "kernels/cpu/amx_softmax.hpp"
 #include "kernels/cpu/amx_tiles.hpp"
 #include "kernels/cpu/avx512_lanes.hpp"
@@ -17,9 +19,7 @@ struct alignas(64) merge_factors {
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
-constexpr ptrdiff_t tile_sums = tile_rows * tile_columns;
 static_assert(block_rows == tile_depth && block_rows == 2 * tile_rows);
-constexpr ptrdiff_t tile_row_bytes = 64;
 
 // 32 values as BF16; values beyond `count` are zero.
 [[gnu::always_inline]] inline __m512i round_32(const uint16_t* x, int count) {
@@ -58,82 +58,94 @@ struct workspace {
 // The weights of the second product for one step of 32 latents of a block: pairs of positions side by side. The first
 // tile holds the latents whose index leaves 0 to 3 modulo 8 and the second the others, because the interleaving
 // instructions work within lanes of 128 bits; `amx_attended` puts them back. Positions beyond `count` become zeros.
+template <class T>
 void interleave_values(const amx_attention& call, const std::byte* block, int step, int count, uint16_t* out) {
+  // Positions of each four that become a pair, the first of them in the lower halves.
+  constexpr int pairs[2][2] = {{T::chained ? 2 : 0, T::chained ? 0 : 1}, {T::chained ? 3 : 2, T::chained ? 1 : 3}};
   constexpr ptrdiff_t width = tile_depth;
   const uint16_t* row = reinterpret_cast<const uint16_t*>(block) + call.latent_position(0, step);
-  if (count >= block_rows) {
-#pragma GCC unroll 4
-    for (int pair = 0; pair < block_rows / 2; ++pair, row += 2 * width, out += tile_depth) {
-      const __m512i a = _mm512_loadu_si512(row), b = _mm512_loadu_si512(row + width);
-      _mm512_store_si512(out, _mm512_unpacklo_epi16(a, b));
-      _mm512_store_si512(out + tile_elements, _mm512_unpackhi_epi16(a, b));
-    }
-    return;
-  }
-  for (int pair = 0; pair < block_rows / 2; ++pair, row += 2 * width, out += tile_depth) {
-    const __m512i a = 2 * pair < count ? _mm512_loadu_si512(row) : _mm512_setzero_si512();
-    const __m512i b = 2 * pair + 1 < count ? _mm512_loadu_si512(row + width) : _mm512_setzero_si512();
+  const auto interleave = [&](__m512i a, __m512i b) {
     _mm512_store_si512(out, _mm512_unpacklo_epi16(a, b));
     _mm512_store_si512(out + tile_elements, _mm512_unpackhi_epi16(a, b));
+    out += tile_depth;
+  };
+  if (count >= block_rows) {
+#pragma GCC unroll 2
+    for (int four = 0; four < block_rows; four += 4, row += 4 * width)
+      for (const auto& pair : pairs)
+        interleave(_mm512_loadu_si512(row + pair[0] * width), _mm512_loadu_si512(row + pair[1] * width));
+    return;
+  }
+  for (int four = 0; four < block_rows; four += 4, row += 4 * width) {
+    const auto position = [&](int at) {
+      return four + at < count ? _mm512_loadu_si512(row + at * width) : _mm512_setzero_si512();
+    };
+    for (const auto& pair : pairs) interleave(position(pair[0]), position(pair[1]));
   }
 }
 
 // scores[t, h] of one block's 32 positions for one or two units.
-template <int Units>
+template <class T, int Units>
 void block_scores(const amx_attention& call, const std::byte* block, const uint16_t* const* queries, float* scores,
                   latent_stream& ahead) {
   const auto* rows = reinterpret_cast<const uint16_t*>(block);
   finish_stores();
-  zero_tiles<2, 2>();
-  for (int step = 0; step < call.steps(); ++step, rows += call.block_step()) {
-    ahead.fetch(lines_of_scores);
-    _tile_loadd(4, rows, tile_row_bytes);
-    _tile_loadd(6, queries[0] + ptrdiff_t{step} * tile_elements, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, rows + tile_elements, tile_row_bytes);
-    _tile_dpbf16ps(2, 5, 6);
-    if constexpr (Units > 1) {
-      _tile_loadd(7, queries[1] + ptrdiff_t{step} * tile_elements, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
+  zero_tiles<T, 2, 2>();
+  {
+    const typename T::mode mode;
+    for (int step = 0; step < call.steps(); ++step, rows += call.block_step()) {
+      ahead.fetch(lines_of_scores);
+      T::template straight_input<4>(rows);
+      T::template weights<6>(queries[0] + ptrdiff_t{step} * tile_elements);
+      T::template dot<0, 4, 6>();
+      T::template straight_input<5>(rows + tile_elements);
+      T::template dot<2, 5, 6>();
+      if constexpr (Units > 1) {
+        T::template weights<7>(queries[1] + ptrdiff_t{step} * tile_elements);
+        T::template dot<1, 4, 7>();
+        T::template dot<3, 5, 7>();
+      }
     }
   }
   constexpr ptrdiff_t unit = ptrdiff_t{span_positions} * unit_heads;
-  _tile_stored(0, scores, 64);
-  _tile_stored(2, scores + tile_sums, 64);
+  T::template store<0>(scores);
+  T::template store<2>(scores + tile_sums);
   if constexpr (Units > 1) {
-    _tile_stored(1, scores + unit, 64);
-    _tile_stored(3, scores + unit + tile_sums, 64);
+    T::template store<1>(scores + unit);
+    T::template store<3>(scores + unit + tile_sums);
   }
   finish_stores();
 }
 
 // 32 latents of o of one or two units over `blocks` blocks: out [2][16][16] each.
-template <int Units>
+template <class T, int Units>
 [[gnu::always_inline]] inline void weighted_values(const uint16_t* values, const uint16_t* probabilities, int blocks,
                                                    float* const* out, latent_stream& ahead) {
   finish_stores();
-  zero_tiles<2, 2>();
-  const uint16_t* v = values;
-  const uint16_t* p = probabilities;
-  for (int block = 0; block < blocks; ++block, v += step_values, p += tile_elements) {
-    ahead.fetch(lines_of_values);
-    _tile_loadd(4, p, 64);
-    _tile_loadd(6, v, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, v + tile_elements, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (Units > 1) {
-      _tile_loadd(5, p + unit_probabilities, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+  zero_tiles<T, 2, 2>();
+  {
+    const typename T::mode mode;
+    const uint16_t* v = values;
+    const uint16_t* p = probabilities;
+    for (int block = 0; block < blocks; ++block, v += step_values, p += tile_elements) {
+      ahead.fetch(lines_of_values);
+      T::template input<4>(p, unit_heads);
+      T::template weights<6>(v);
+      T::template dot<0, 4, 6>();
+      T::template weights<7>(v + tile_elements);
+      T::template dot<1, 4, 7>();
+      if constexpr (Units > 1) {
+        T::template input<5>(p + unit_probabilities, unit_heads);
+        T::template dot<2, 5, 6>();
+        T::template dot<3, 5, 7>();
+      }
     }
   }
-  _tile_stored(0, out[0], 64);
-  _tile_stored(1, out[0] + tile_sums, 64);
+  T::template store<0>(out[0]);
+  T::template store<1>(out[0] + tile_sums);
   if constexpr (Units > 1) {
-    _tile_stored(2, out[1], 64);
-    _tile_stored(3, out[1] + tile_sums, 64);
+    T::template store<2>(out[1]);
+    T::template store<3>(out[1] + tile_sums);
   }
   finish_stores();
 }
@@ -209,7 +221,7 @@ void attended(const amx_attention& call, const float* l, const float* o, int uni
 }
 
 // See amx_query.
-template <class Value>
+template <class T, class Value>
 void make_query(const amx_attention& call, const Value* q, int unit, uint16_t* out) {
   const ptrdiff_t q_width = call.rk + call.dr;
   const int first = unit * unit_heads;
@@ -221,23 +233,27 @@ void make_query(const amx_attention& call, const Value* q, int unit, uint16_t* o
     for (int h = 0; h < unit_heads; ++h)
       heads[h] = first + h < call.heads ? round_32(q + (first + h) * q_width + at, count) : _mm512_setzero_si512();
     transpose(heads, pairs);
+    for (int i = 0; i < 16; i += 2) pairs_in_order<T::chained>(pairs[i], pairs[i + 1]);
     for (int i = 0; i < 16; ++i) _mm512_store_si512(out + ptrdiff_t{step} * tile_elements + i * tile_depth, pairs[i]);
   }
 }
 
-}  // namespace
+template <class T>
+void amx_query(const amx_attention& call, const float* q, int unit, uint16_t* out) {
+  make_query<T>(call, q, unit, out);
+}
 
-void amx_query(const amx_attention& call, const float* q, int unit, uint16_t* out) { make_query(call, q, unit, out); }
-
+template <class T>
 void amx_query(const amx_attention& call, const uint16_t* q, int unit, uint16_t* out) {
-  make_query(call, q, unit, out);
+  make_query<T>(call, q, unit, out);
 }
 
 size_t amx_attention_scratch() { return workspace(nullptr).bytes(); }
 
+template <class T>
 void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, const amx_attention_unit* units,
                      int count, int span, int next, bool merge, std::byte* scratch) {
-  amx_prepare_thread();
+  T::begin();
   const workspace space(scratch);
   int positions = 0;
   for (int u = 0; u < count; ++u) positions = larger(positions, positions_in(units[u].length, span));
@@ -249,16 +265,16 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
     const int used = blocks_in(units + u, together, span);
     for (int block = 0; block < used; ++block) {
       float* scores = space.scores + ptrdiff_t{block} * block_rows * unit_heads;
-      together == 2 ? block_scores<2>(call, span_begin[block], queries, scores, ahead)
-                    : block_scores<1>(call, span_begin[block], queries, scores, ahead);
+      together == 2 ? block_scores<T, 2>(call, span_begin[block], queries, scores, ahead)
+                    : block_scores<T, 1>(call, span_begin[block], queries, scores, ahead);
     }
     for (int i = u; i < u + together; ++i) {
       float* result = units[i].result;
       alignas(64) float later[2 * unit_heads];
       float* sums = merge ? later : result;
-      softmax(space.scores + ptrdiff_t{i - u} * span_positions * unit_heads, call.scale,
-              positions_in(units[i].length, span), used, space.probabilities + i * unit_probabilities, sums,
-              sums + unit_heads, ahead);
+      softmax<T::chained>(space.scores + ptrdiff_t{i - u} * span_positions * unit_heads, call.scale,
+                          positions_in(units[i].length, span), used, space.probabilities + i * unit_probabilities, sums,
+                          sums + unit_heads, ahead);
       if (merge) space.factors[i] = merge_sums(later, result, result + unit_heads);
     }
   }
@@ -266,8 +282,8 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
   for (int step = 0; step < call.latent_steps(); ++step) {
     for (int block = 0; block < last; ++block) {
       ahead.fetch(lines_of_interleave);
-      interleave_values(call, span_begin[block], step, positions - block * block_rows,
-                        space.values + block * step_values);
+      interleave_values<T>(call, span_begin[block], step, positions - block * block_rows,
+                           space.values + block * step_values);
     }
     const ptrdiff_t at = 2 * unit_heads + step * 2 * tile_sums;
     for (int u = 0; u < count; u += 2) {
@@ -276,8 +292,8 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
       for (int i = 0; i < together; ++i) outputs[i] = merge ? space.sums + i * 2 * tile_sums : units[u + i].result + at;
       const uint16_t* p = space.probabilities + u * unit_probabilities;
       const int used = blocks_in(units + u, together, span);
-      together == 2 ? weighted_values<2>(space.values, p, used, outputs, ahead)
-                    : weighted_values<1>(space.values, p, used, outputs, ahead);
+      together == 2 ? weighted_values<T, 2>(space.values, p, used, outputs, ahead)
+                    : weighted_values<T, 1>(space.values, p, used, outputs, ahead);
       if (merge)
         for (int i = 0; i < together; ++i) merge_tiles(space.factors[u + i], outputs[i], units[u + i].result + at);
     }
@@ -303,4 +319,5 @@ void amx_attended(const amx_attention& call, const float* result, int unit, uint
   attended(call, result + unit_heads, result + 2 * unit_heads, unit, {0, call.latent_steps()}, out);
 }
 
+}  // namespace
 }  // namespace troupe::kernels
