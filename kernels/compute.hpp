@@ -100,7 +100,9 @@ struct kv_layout {
   static constexpr int tokens = 32;  // positions a block
   int rk = 0;
   int dr = 0;
-  size_t block_bytes = 0;  // set by compute::layout_kv
+  // Set by compute::layout_kv:
+  size_t block_bytes = 0;
+  bool chained = false;  // the order of values in a row, where profile amx_bf16 knows two (cpu/amx_layout.hpp)
 };
 
 // Shape of absorbed attention.

@@ -88,17 +88,23 @@ void interleave_values(const amx_attention& call, const std::byte* block, int st
 template <class T, int Units>
 void block_scores(const amx_attention& call, const std::byte* block, const uint16_t* const* queries, float* scores,
                   latent_stream& ahead) {
+  constexpr ptrdiff_t unit = ptrdiff_t{span_positions} * unit_heads;
   const auto* rows = reinterpret_cast<const uint16_t*>(block);
   finish_stores();
-  zero_tiles<T, 2, 2>();
+  T::template zero<0>(scores);
+  T::template zero<2>(scores + tile_sums);
+  if constexpr (Units > 1) {
+    T::template zero<1>(scores + unit);
+    T::template zero<3>(scores + unit + tile_sums);
+  }
   {
     const typename T::mode mode;
     for (int step = 0; step < call.steps(); ++step, rows += call.block_step()) {
       ahead.fetch(lines_of_scores);
-      T::template straight_input<4>(rows);
+      T::template input<4>(rows, tile_rows);
       T::template weights<6>(queries[0] + ptrdiff_t{step} * tile_elements);
       T::template dot<0, 4, 6>();
-      T::template straight_input<5>(rows + tile_elements);
+      T::template input<5>(rows + tile_elements, tile_rows);
       T::template dot<2, 5, 6>();
       if constexpr (Units > 1) {
         T::template weights<7>(queries[1] + ptrdiff_t{step} * tile_elements);
@@ -107,7 +113,6 @@ void block_scores(const amx_attention& call, const std::byte* block, const uint1
       }
     }
   }
-  constexpr ptrdiff_t unit = ptrdiff_t{span_positions} * unit_heads;
   T::template store<0>(scores);
   T::template store<2>(scores + tile_sums);
   if constexpr (Units > 1) {
@@ -122,7 +127,12 @@ template <class T, int Units>
 [[gnu::always_inline]] inline void weighted_values(const uint16_t* values, const uint16_t* probabilities, int blocks,
                                                    float* const* out, latent_stream& ahead) {
   finish_stores();
-  zero_tiles<T, 2, 2>();
+  T::template zero<0>(out[0]);
+  T::template zero<1>(out[0] + tile_sums);
+  if constexpr (Units > 1) {
+    T::template zero<2>(out[1]);
+    T::template zero<3>(out[1] + tile_sums);
+  }
   {
     const typename T::mode mode;
     const uint16_t* v = values;
@@ -195,6 +205,7 @@ latent_stream stream_of(const amx_attention& call, const std::byte* const* block
 }
 
 // Steps `steps` of o / l of a unit's heads, rounded.
+template <class T>
 void attended(const amx_attention& call, const float* l, const float* o, int unit, const step_range& steps,
               uint16_t* out) {
   const int left = call.heads - unit * unit_heads;
@@ -203,8 +214,8 @@ void attended(const amx_attention& call, const float* l, const float* o, int uni
     uint16_t* to = out + ptrdiff_t{h} * call.rk;
     for (int step = steps.begin; step < steps.end; ++step) {
       const float* tile = o + ptrdiff_t{step} * 2 * tile_sums + h * tile_columns;
-      const __m512 a = avx512::mul(avx512::load(tile), inverse).v;
-      const __m512 b = avx512::mul(avx512::load(tile + tile_sums), inverse).v;
+      const __m512 a = values_straight<T::chained>(avx512::mul(avx512::load(tile), inverse).v);
+      const __m512 b = values_straight<T::chained>(avx512::mul(avx512::load(tile + tile_sums), inverse).v);
       // Lanes of 128 bits of a and b take turns.
       const __m512i low_lanes = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
       const __m512i high_lanes = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
@@ -218,6 +229,11 @@ void attended(const amx_attention& call, const float* l, const float* o, int uni
       _mm512_mask_storeu_epi16(to + step * tile_depth, mask, both);
     }
   }
+}
+
+template <class T>
+void amx_latents(const float* x, int count, uint16_t* out) {
+  _mm512_storeu_si512(out, inputs_in_order<T::chained>(round_32(x, count)));
 }
 
 // See amx_query.
@@ -300,6 +316,7 @@ void amx_attend_span(const amx_attention& call, const std::byte* const* blocks, 
   }
 }
 
+template <class T>
 void amx_merge(const amx_attention& call, float* partials, ptrdiff_t stride, int merged, int spans, int unit,
                const step_range& steps, uint16_t* out) {
   // Other threads merge other latents of the same results, so the first one's m and l stay as they are.
@@ -312,11 +329,12 @@ void amx_merge(const amx_attention& call, float* partials, ptrdiff_t stride, int
     for (ptrdiff_t step = 0; step < steps.end - steps.begin; ++step)
       merge_tiles(factors, later + at + step * 2 * tile_sums, partials + at + step * 2 * tile_sums);
   }
-  attended(call, sums + unit_heads, partials + 2 * unit_heads, unit, steps, out);
+  attended<T>(call, sums + unit_heads, partials + 2 * unit_heads, unit, steps, out);
 }
 
+template <class T>
 void amx_attended(const amx_attention& call, const float* result, int unit, uint16_t* out) {
-  attended(call, result + unit_heads, result + 2 * unit_heads, unit, {0, call.latent_steps()}, out);
+  attended<T>(call, result + unit_heads, result + 2 * unit_heads, unit, {0, call.latent_steps()}, out);
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ inline constexpr int units_together = 16;
 struct amx_attention {
   int heads, rk, dr;
   float scale;
+  bool chained = false;  // the order of values in a KV block's rows (amx_layout.hpp)
 
   constexpr int units() const { return (heads + unit_heads - 1) / unit_heads; }
   constexpr int latent_steps() const { return tile_steps(rk); }

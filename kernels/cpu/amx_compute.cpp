@@ -108,7 +108,7 @@ void amx_compute::matmul(const packed_matrix& weight, const float* x, int64_t ld
 kv_layout amx_compute::layout_kv(int rk, int dr) const {
   require(rk > 0 && dr >= 0, "a latent has a width");
   const auto width = static_cast<size_t>(amx_attention{1, rk, dr, 1}.width());
-  return {rk, dr, kv_layout::tokens * width * sizeof(uint16_t)};
+  return {rk, dr, kv_layout::tokens * width * sizeof(uint16_t), tiles_.chained};
 }
 
 void amx_compute::kv_write(const kv_layout& layout, std::byte* block, int offset, const float* c,
@@ -119,8 +119,7 @@ void amx_compute::kv_write(const kv_layout& layout, std::byte* block, int offset
     for (int i = 0; i < width; i += tile_depth) {
       const int count = std::min(tile_depth, width - i);
       auto* to = reinterpret_cast<uint16_t*>(block) + call.latent_position(offset, first_step + i / tile_depth);
-      bf16_round_row(x + i, to, count);
-      std::fill(to + count, to + tile_depth, uint16_t{0});
+      tiles_.latents(x + i, count, to);
     }
   };
   write(c, layout.rk, 0);

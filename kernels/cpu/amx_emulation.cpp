@@ -95,7 +95,8 @@ struct latent_rows {
   float at(int position, int i) const {
     const auto* block = reinterpret_cast<const uint16_t*>(blocks[position / block_positions]);
     const ptrdiff_t step = call.latent_position(position % block_positions, i / tile_depth);
-    return flushed(bf16_widen(block[step + i % tile_depth]));
+    const int at = i % tile_depth;
+    return flushed(bf16_widen(block[step + (call.chained ? chained_place(at) : at)]));
   }
 };
 

@@ -91,7 +91,7 @@ struct hardware_tiles {
 
   // Not the compiler's intrinsics: GCC's take the register's number as text.
   template <int A>
-  [[gnu::always_inline]] static void zero() {
+  [[gnu::always_inline]] static void zero(const float*) {
     asm volatile("tilezero %%tmm%c0" ::"i"(A));
   }
   template <int A>
@@ -100,10 +100,6 @@ struct hardware_tiles {
   }
   template <int X>
   [[gnu::always_inline]] static void input(const uint16_t* at, int) {
-    load<X>(at);
-  }
-  template <int X>
-  [[gnu::always_inline]] static void straight_input(const uint16_t* at) {
     load<X>(at);
   }
   template <int W>

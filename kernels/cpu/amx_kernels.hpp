@@ -20,6 +20,8 @@ struct amx_kernels {
   bool (*matmul_apart)(const amx_product& call, bool bf16, std::byte* const* rows);
   // silu(gate) * up of two products of one input, as input tiles of width n. Requires: columns in multiples of 32.
   void (*gated_matmul)(const amx_product& gate, const amx_product& up, uint16_t* out);
+  // 32 values of a latent row for a KV block, rounded, of which the first `count` are there and the others zero.
+  void (*latents)(const float* x, int count, uint16_t* out);
   // Makes unit `unit`'s queries of q [heads, rk + dr].
   void (*query_f32)(const amx_attention& call, const float* q, int unit, uint16_t* out);
   void (*query_bf16)(const amx_attention& call, const uint16_t* q, int unit, uint16_t* out);

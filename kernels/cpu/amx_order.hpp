@@ -28,6 +28,13 @@ template <bool Chained>
   return _mm512_castsi512_si256(inputs_in_order<true>(_mm512_castsi256_si512(row)));
 }
 
+// Back to it, 16 FP32 values.
+template <bool Chained>
+[[gnu::always_inline]] inline __m512 values_straight(__m512 values) {
+  if constexpr (!Chained) return values;
+  return _mm512_permute_ps(values, 1 | 3 << 2 | 0 << 4 | 2 << 6);
+}
+
 // From the straight order, two rows of 16 pairs, each of one column.
 template <bool Chained>
 [[gnu::always_inline]] inline void pairs_in_order(__m512i& first, __m512i& second) {

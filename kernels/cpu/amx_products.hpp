@@ -48,7 +48,7 @@ template <class T, int Rows, int Columns>
 void bf16_block(const input_rows& x, const uint16_t* w, int first_step, int count, const prefetch_plan& ahead,
                 float* sums) {
   if (first_step == 0)
-    zero_tiles<T, Rows, Columns>();
+    zero_tiles<T, Rows, Columns>(sums);
   else
     resume_tiles<T, Rows, Columns>(sums);
   add_products<T, Rows, Columns>(x, w, count, ahead);
@@ -60,7 +60,7 @@ template <class T, int Rows, int Columns, class Steps>
 const uint16_t* bf16_first_block(const input_rows& x, Steps& w, int first_step, int count, prefetch_plan ahead,
                                  float* sums) {
   if (first_step == 0)
-    zero_tiles<T, Rows, Columns>();
+    zero_tiles<T, Rows, Columns>(sums);
   else
     resume_tiles<T, Rows, Columns>(sums);
   const uint16_t* begin = nullptr;
@@ -110,8 +110,12 @@ void bf16_two_panels(const amx_product& a, const panel& first, const amx_product
                      panel_sums* sums) {
   const int steps = tile_steps(a.k);
   const input_rows x = input_of(a, {0, a.m}, 0);
+  float* const tiles[4] = {sums[0].tile, sums[0].tile + tile_sums, sums[1].tile, sums[1].tile + tile_sums};
   const typename T::mode mode;
-  zero_tiles<T, 2, 2>();
+  T::template zero<0>(tiles[0]);
+  T::template zero<1>(tiles[1]);
+  T::template zero<2>(tiles[2]);
+  T::template zero<3>(tiles[3]);
   if (a.storage == weight_storage::bf16) {
     add_two_panels<T, true>(x, bf16_steps(a, first).w, bf16_steps(b, second).w, steps);
   } else {
@@ -120,10 +124,10 @@ void bf16_two_panels(const amx_product& a, const panel& first, const amx_product
     for (int step = 0; step < steps; ++step)
       add_two_panels<T, false>(x.from_step(step), w[0].step(step, 0, ahead), w[1].step(step, 0, ahead), 1);
   }
-  T::template store<0>(sums[0].tile);
-  T::template store<1>(sums[0].tile + tile_sums);
-  T::template store<2>(sums[1].tile);
-  T::template store<3>(sums[1].tile + tile_sums);
+  T::template store<0>(tiles[0]);
+  T::template store<1>(tiles[1]);
+  T::template store<2>(tiles[2]);
+  T::template store<3>(tiles[3]);
   finish_stores();
 }
 
@@ -134,10 +138,9 @@ void bf16_two_panels(const amx_product& a, const panel& first, const amx_product
     _mm512_store_ps(sums + i, _mm512_fmadd_ps(s, _mm512_load_ps(partial + i), _mm512_load_ps(sums + i)));
 }
 
-// Stores the partial sums of a scale block and adds them to `sums` with their scales.
+// Stores the sums of a scale block to `partial` and adds them to `sums` with their scales.
 template <class T, int Rows, int Columns>
-[[gnu::always_inline]] inline void add_block(const e4m3_steps<T>& w, int block, float* sums) {
-  alignas(64) float partial[block_sums];
+[[gnu::always_inline]] inline void add_block(const e4m3_steps<T>& w, int block, float* partial, float* sums) {
   store_tiles<T, Rows, Columns>(partial);
   for (int r = 0; r < Rows; ++r)
     for (int c = 0; c < Columns; ++c)
@@ -146,25 +149,27 @@ template <class T, int Rows, int Columns>
 
 template <class T, int Rows, int Columns>
 void e4m3_block(const input_rows& x, const e4m3_steps<T>& w, int block, int count, float* sums) {
-  zero_tiles<T, Rows, Columns>();
+  alignas(64) float partial[block_sums];
+  zero_tiles<T, Rows, Columns>(partial);
   {
     const typename T::mode mode;
     add_products<T, Rows, Columns>(x, w.decoded[0], count, {});
   }
-  add_block<T, Rows, Columns>(w, block, sums);
+  add_block<T, Rows, Columns>(w, block, partial, sums);
 }
 
 // The same, of steps that are decoded here.
 template <class T, int Rows, int Columns>
 void e4m3_first_block(const input_rows& x, e4m3_steps<T>& w, int block, int count, float* sums) {
   constexpr fetch_distance ahead{8 * e4m3_steps<T>::tile, 14 * e4m3_steps<T>::tile};
-  zero_tiles<T, Rows, Columns>();
+  alignas(64) float partial[block_sums];
+  zero_tiles<T, Rows, Columns>(partial);
   {
     const typename T::mode mode;
     for (int i = 0; i < count; ++i)
       add_products<T, Rows, Columns>(x.from_step(i), w.step(block * steps_in_scale_block + i, ahead), 1, {});
   }
-  add_block<T, Rows, Columns>(w, block, sums);
+  add_block<T, Rows, Columns>(w, block, partial, sums);
 }
 
 void zero_sums(panel_sums& sums, int tiles) {
@@ -205,13 +210,13 @@ void e4m3_two_panels(const amx_product& a, const panel& first, const amx_product
   constexpr fetch_distance ahead{4 * e4m3_steps<T>::tile, 0};
   for (int step = 0; step < steps; step += steps_in_scale_block) {
     const int block = step / steps_in_scale_block;
-    zero_tiles<T, 2, 2>();
+    alignas(64) float partial[block_sums];
+    zero_tiles<T, 2, 2>(partial);
     {
       const typename T::mode mode;
       for (int i = step; i < steps && i < step + steps_in_scale_block; ++i)
         add_two_panels<T, false>(x.from_step(i), w[0].step(i, ahead), w[1].step(i, ahead), 1);
     }
-    alignas(64) float partial[block_sums];
     store_tiles<T, 2, 2>(partial);
     for (int i = 0; i < 4; ++i)
       add_scaled(partial + i * tile_sums, w[i / 2].scales[i % 2][block], sums[i / 2].tile + i % 2 * tile_sums);
@@ -345,14 +350,14 @@ void gated_few(const amx_product& gate, const amx_product& up, uint16_t* out) {
 
 template <class T>
 double amx_peak_work(int rounds) {
-  alignas(64) float zeros[tile_sums] = {};
-  const auto* bf16_zeros = reinterpret_cast<const uint16_t*>(zeros);
+  alignas(64) float sums[block_sums];
+  alignas(64) const uint16_t zeros[tile_elements] = {};
   T::begin();
-  zero_tiles<T, 2, 2>();
-  T::template input<4>(bf16_zeros, tile_rows);
-  T::template input<5>(bf16_zeros, tile_rows);
-  T::template weights<6>(bf16_zeros);
-  T::template weights<7>(bf16_zeros);
+  zero_tiles<T, 2, 2>(sums);
+  T::template input<4>(zeros, tile_rows);
+  T::template input<5>(zeros, tile_rows);
+  T::template weights<6>(zeros);
+  T::template weights<7>(zeros);
   const typename T::mode mode;
   for (int round = 0; round < rounds; ++round) {
     T::template dot<0, 4, 6>();
@@ -360,6 +365,7 @@ double amx_peak_work(int rounds) {
     T::template dot<2, 5, 6>();
     T::template dot<3, 5, 7>();
   }
+  store_tiles<T, 2, 2>(sums);
   return 4.0 * rounds * 2 * tile_sums * tile_depth;
 }
 

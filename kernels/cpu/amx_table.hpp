@@ -10,20 +10,10 @@ namespace {
 
 template <class T>
 constexpr amx_kernels make_amx_kernels(tiles kind) {
-  return {kind,
-          T::chained,
-          amx_input_row<T>,
-          amx_input_row<T>,
-          amx_matmul<T>,
-          amx_matmul_apart<T>,
-          amx_gated_matmul<T>,
-          amx_query<T>,
-          amx_query<T>,
-          amx_attention_scratch,
-          amx_attend_span<T>,
-          amx_merge,
-          amx_attended,
-          amx_peak_work<T>};
+  return {kind,          T::chained,          amx_input_row<T>,      amx_input_row<T>,
+          amx_matmul<T>, amx_matmul_apart<T>, amx_gated_matmul<T>,   amx_latents<T>,
+          amx_query<T>,  amx_query<T>,        amx_attention_scratch, amx_attend_span<T>,
+          amx_merge<T>,  amx_attended<T>,     amx_peak_work<T>};
 }
 
 }  // namespace

@@ -5,10 +5,9 @@
 // where the CPU has none. Each has these static members:
 //   chained              the order in which its inputs and weights lie (amx_layout.hpp)
 //   begin()              before anything else of this object on this thread, once; cheap when repeated
-//   zero<a>()            accumulator a becomes zero
+//   zero<a>(sums)        accumulator a becomes zero; store<a>(sums) follows
 //   resume<a>(sums)      accumulator a takes the sums [16][16] that store<a> left there
 //   input<x>(at, rows)   register x takes rows of 32 BF16 that follow each other; those beyond `rows` may be left out
-//   straight_input<x>(at)  the same of 16 rows whose inputs lie in the straight order
 //   weights<w>(at)       register w takes 16 pairs of inputs of 16 columns, [16][16][2] BF16
 //   dot<a, x, w>()       TDPBF16PS
 //   store<a>(sums)       the accumulator, [16][16] FP32
@@ -35,12 +34,13 @@ constexpr ptrdiff_t tile_sums = tile_rows * tile_columns;
 
 // Accumulators are 0-3 (row tile r, column tile c in 2r + c), 4-5 hold x, 6-7 weights.
 
+// Sums [Rows][2 column tiles][16][16] become zero; store_tiles to the same follows.
 template <class T, int Rows, int Columns>
-[[gnu::always_inline]] inline void zero_tiles() {
-  T::template zero<0>();
-  if constexpr (Columns > 1) T::template zero<1>();
-  if constexpr (Rows > 1) T::template zero<2>();
-  if constexpr (Rows > 1 && Columns > 1) T::template zero<3>();
+[[gnu::always_inline]] inline void zero_tiles(float* sums) {
+  T::template zero<0>(sums);
+  if constexpr (Columns > 1) T::template zero<1>(sums + tile_sums);
+  if constexpr (Rows > 1) T::template zero<2>(sums + 2 * tile_sums);
+  if constexpr (Rows > 1 && Columns > 1) T::template zero<3>(sums + 3 * tile_sums);
 }
 
 // Weights to fetch into the second-level cache while others are multiplied: `lines` lines a step from `at`.

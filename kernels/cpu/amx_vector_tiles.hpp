@@ -10,7 +10,6 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/amx_few_rows.hpp"
-#include "kernels/cpu/amx_order.hpp"
 
 // So that the header also compiles where the command line does not enable these, as every header must.
 #if !defined(__clang__)
@@ -82,12 +81,12 @@ struct vector_tiles {
 
   static void begin() {}
 
+  // Sums grow where they are to be stored.
   template <int A>
-  [[gnu::always_inline]] static void zero() {
-    file.sums[A] = file.own_sums[A];
-    for (int r = 0; r < tile_rows; ++r) _mm512_store_ps(file.own_sums[A][r], _mm512_setzero_ps());
+  [[gnu::always_inline]] static void zero(float* sums) {
+    for (int i = 0; i < tile_rows * tile_columns; i += lane_count) _mm512_store_ps(sums + i, _mm512_setzero_ps());
+    resume<A>(sums);
   }
-  // Goes on where they lie.
   template <int A>
   [[gnu::always_inline]] static void resume(float* sums) {
     file.sums[A] = reinterpret_cast<float(*)[tile_columns]>(sums);
@@ -96,13 +95,6 @@ struct vector_tiles {
   [[gnu::always_inline]] static void input(const uint16_t* at, int rows) {
     file.inputs[X - first_input] = at;
     file.rows[X - first_input] = rows;
-  }
-  template <int X>
-  [[gnu::always_inline]] static void straight_input(const uint16_t* at) {
-    uint16_t* to = file.own_inputs[X - first_input];
-    for (int r = 0; r < tile_rows; ++r)
-      _mm512_store_si512(to + r * tile_depth, inputs_in_order<true>(_mm512_loadu_si512(at + r * tile_depth)));
-    input<X>(to, tile_rows);
   }
   template <int W>
   [[gnu::always_inline]] static void weights(const uint16_t* at) {
@@ -121,19 +113,13 @@ struct vector_tiles {
     if (rows > 0) add_remainder<rows_together - 1>(rows, x, w, sums);
   }
   template <int A>
-  [[gnu::always_inline]] static void store(float* sums) {
-    const float* from = file.sums[A][0];
-    if (from == sums) return;
-    for (int i = 0; i < tile_rows * tile_columns; i += lane_count) _mm512_store_ps(sums + i, _mm512_load_ps(from + i));
-  }
+  [[gnu::always_inline]] static void store(const float*) {}
 
  private:
   static constexpr int rows_together = 8;  // their chains fill half of the registers
   static constexpr int first_input = 4, first_weights = 5;
 
-  struct alignas(64) register_file {
-    float own_sums[4][tile_rows][tile_columns];
-    uint16_t own_inputs[2][tile_elements];
+  struct register_file {
     float (*sums[4])[tile_columns];
     const uint16_t* inputs[2];
     int rows[2];

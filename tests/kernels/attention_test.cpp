@@ -201,7 +201,9 @@ TEST_CASE("the tiles' KV block holds 32 values of all its positions, then the ne
     REQUIRE(layout.block_bytes == size_t{3} * 32 * 32 * sizeof(uint16_t));
     const auto c = values("kv.c", 40), k = values("kv.k", 6);
     math->kv_write(layout, reinterpret_cast<std::byte*>(block), 5, c.data(), k.data());
-    const auto at = [&](int step, int i) { return block[(step * 32 + 5) * 32 + i]; };
+    const auto at = [&](int step, int i) {
+      return block[(step * 32 + 5) * 32 + (layout.chained ? chained_place(i) : i)];
+    };
     for (int i = 0; i < 40; ++i) CHECK(at(i / 32, i % 32) == bf16_round(c[sized(i)]));
     for (int i = 0; i < 6; ++i) CHECK(at(2, i) == bf16_round(k[sized(i)]));
     for (int i = 8; i < 32; ++i) CHECK(at(1, i) == 0);

@@ -224,8 +224,8 @@ inline std::vector<float> attention(const compute& math, const mla_shape& shape,
 inline std::vector<float> emulated_attention(const mla_shape& shape, const latent_cache& kv,
                                              const std::vector<float>& q, int length) {
   std::vector<uint16_t> narrow(sized(shape.heads * shape.rk));
-  amx_emulate_attention({shape.heads, shape.rk, shape.dr, shape.scale}, kv.blocks.data(), q.data(), length,
-                        narrow.data());
+  amx_emulate_attention({shape.heads, shape.rk, shape.dr, shape.scale, kv.layout.chained}, kv.blocks.data(), q.data(),
+                        length, narrow.data());
   std::vector<float> out(narrow.size());
   bf16_widen_row(narrow.data(), out.data(), static_cast<int>(out.size()));
   return out;
