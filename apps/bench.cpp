@@ -59,11 +59,12 @@ void print(plain_loop& loop, const bench_options& options) {
 }
 
 int run_bench(const bench_options& options) {
-  const auto profile = options.profile == "auto"
-                           ? std::optional(kernels::cpu_features::detect().amx_bf16() ? kernels::profile::amx_bf16
-                                                                                      : kernels::profile::f32)
-                           : kernels::profile_from_name(options.profile);
-  auto loop = plain_loop::load(options.model, *profile, options.threads);
+  const auto profile =
+      options.profile == "auto" ? kernels::best_profile() : *kernels::profile_from_name(options.profile);
+  if (profile == kernels::profile::amx_bf16 && !kernels::cpu_features::detect().amx_bf16())
+    return report(
+        {errc::invalid_argument, "--profile amx_bf16 needs AMX, or AVX-512 with BF16 products; use f32 here"});
+  auto loop = plain_loop::load(options.model, profile, options.threads);
   if (!loop) return report(loop.failure());
   try {
     print(**loop, options);

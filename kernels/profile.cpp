@@ -75,6 +75,8 @@ const cpu_features& cpu_features::detect() {
   return features;
 }
 
+profile best_profile() { return cpu_features::detect().amx_bf16() ? profile::amx_bf16 : profile::f32; }
+
 std::string_view name(profile value) { return value == profile::f32 ? "f32" : "amx_bf16"; }
 
 std::string_view name(isa value) {

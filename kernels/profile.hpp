@@ -37,4 +37,7 @@ std::string_view name(profile value);
 std::string_view name(isa value);
 std::optional<profile> profile_from_name(std::string_view text);
 
+// The fastest that this CPU can run.
+profile best_profile();
+
 }  // namespace troupe::kernels

@@ -14,12 +14,12 @@ namespace troupe {
 
 namespace {
 
-nlohmann::json bench_config(bench_weights weights) {
+nlohmann::json bench_config(bench_weights weights, int top_k) {
   auto config = testing::t1_config();
   config["vocab_size"] = 32768;
   config["hidden_size"] = 1024;
   config["intermediate_size"] = 2816;
-  config["moe_intermediate_size"] = 512;
+  config["moe_intermediate_size"] = 4096 / top_k;
   config["num_hidden_layers"] = 12;
   config["first_k_dense_replace"] = 1;
   config["num_attention_heads"] = 16;
@@ -29,8 +29,8 @@ nlohmann::json bench_config(bench_weights weights) {
   config["qk_nope_head_dim"] = 128;
   config["qk_rope_head_dim"] = 64;
   config["v_head_dim"] = 128;
-  config["n_routed_experts"] = 64;
-  config["num_experts_per_tok"] = 8;
+  config["n_routed_experts"] = 8 * top_k;
+  config["num_experts_per_tok"] = top_k;
   config["n_group"] = 1;
   config["topk_group"] = 1;
   config["rope_scaling"] = nullptr;
@@ -165,9 +165,9 @@ void write_fp8(std::ofstream& file, const testing::named_shape& tensor, const st
 
 }  // namespace
 
-result<void> write_bench_1b(const std::filesystem::path& directory, bench_weights weights) {
+result<void> write_bench_1b(const std::filesystem::path& directory, bench_weights weights, int top_k) {
   std::filesystem::create_directories(directory);
-  const auto config = bench_config(weights);
+  const auto config = bench_config(weights, top_k);
   std::ofstream(directory / "config.json") << config.dump(1);
   write_tokenizer(directory);
   const auto tensors = testing::v3_tensors(config);

@@ -13,7 +13,9 @@ namespace troupe {
 enum class bench_weights : uint8_t { bf16, fp8 };
 
 // Writes config.json, model.safetensors (2.6 GB; 1.3 GB in FP8) and a byte-level tokenizer. Deterministic.
-// Fails: internal (the disk is full or the directory cannot be written).
-result<void> write_bench_1b(const std::filesystem::path& directory, bench_weights weights);
+// A token takes `top_k` of 8 `top_k` experts, whose width is such that it costs the same for any `top_k` (8 is
+// bench-1b; the shared expert has their width). Requires: top_k is 1, 2, 4 or 8. Fails: internal (the disk is full or
+// the directory cannot be written).
+result<void> write_bench_1b(const std::filesystem::path& directory, bench_weights weights, int top_k);
 
 }  // namespace troupe

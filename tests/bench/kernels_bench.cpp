@@ -26,7 +26,7 @@ std::vector<float> numbers(size_t count) {
 
 bool available(profile wanted, benchmark::State& state) {
   if (wanted == profile::f32 || cpu_features::detect().amx_bf16()) return true;
-  state.SkipWithError("this CPU has no AMX");
+  state.SkipWithError("this CPU cannot run profile amx_bf16");
   return false;
 }
 

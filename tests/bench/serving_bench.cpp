@@ -1,7 +1,8 @@
 // Tokens a second of the whole serving path in one process: API server, balancers, shard, expert host,
 // experts and device; everything but HTTP and the network.
 //
-//   bench_serving --model DIR [--make-bench-1b [--fp8]] [--threads N] [--profile P] [--runs N] [--loop] [--start]
+//   bench_serving --model DIR [--make-bench-1b [--fp8] [--top-k K]] [--threads N] [--profile P] [--runs N] [--loop]
+//   [--start]
 //
 // Prints medians with spread of N runs: prefill of 512 and 2,048, decode at batch 1, 8, 32 and 64.
 // With --loop: beside the same kernels on the same weights in a plain loop, in turns, and the ratio.
@@ -192,9 +193,7 @@ void share_weights(const loaded_weights& loaded, plain_loop_weights& shared) {
 int bench(head_config config, const bench_options& options) {
   const auto begin = bench_clock::now();
   const int threads = static_cast<int>(config.settings.threads_per_node);
-  const auto profile = config.choose_profile ? kernels::cpu_features::detect().amx_bf16() ? kernels::profile::amx_bf16
-                                                                                          : kernels::profile::f32
-                                             : config.settings.profile;
+  const auto profile = config.choose_profile ? kernels::best_profile() : config.settings.profile;
   plain_loop_weights weights;
   head_callbacks callbacks;
   if (options.loop) callbacks.on_loaded = [&](const loaded_weights& loaded) { share_weights(loaded, weights); };
@@ -249,6 +248,7 @@ int main(int count, char** arguments) {
   std::string profile = "auto";
   bool make = false;
   bool fp8 = false;
+  int top_k = 8;
   bool start = false;
   uint32_t threads = 2;
   std::string schedule_name = "serial";
@@ -256,6 +256,10 @@ int main(int count, char** arguments) {
   app.add_option("--model", model, "Model directory")->required();
   auto* making = app.add_flag("--make-bench-1b", make, "Write bench-1b (2.6 GB) into the model directory first");
   app.add_flag("--fp8", fp8, "Write it with FP8 weights (1.3 GB)")->needs(making);
+  app.add_option("--top-k", top_k, "Write it with so many wider experts a token, of 8 times as many")
+      ->needs(making)
+      ->capture_default_str()
+      ->check(CLI::IsMember({1, 2, 4, 8}));
   app.add_flag("--start", start, "Measure the start instead: time to the first token beside reading and copying");
   app.add_flag("--loop", options.loop, "Run the same kernels in a plain loop in turns, and print the ratio");
   app.add_option("--profile", profile, "auto, f32 or amx_bf16")->capture_default_str();
@@ -274,7 +278,8 @@ int main(int count, char** arguments) {
       ->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, count, arguments);
   if (make)
-    if (auto written = troupe::write_bench_1b(model, fp8 ? troupe::bench_weights::fp8 : troupe::bench_weights::bf16);
+    if (auto written =
+            troupe::write_bench_1b(model, fp8 ? troupe::bench_weights::fp8 : troupe::bench_weights::bf16, top_k);
         !written) {
       std::fprintf(stderr, "bench_serving: %s\n", written.failure().message.c_str());
       return 1;

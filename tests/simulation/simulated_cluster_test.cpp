@@ -101,7 +101,7 @@ TEST_CASE("with dispatch in FP8 tokens and log-probabilities are equal on every 
 
 TEST_CASE("profile amx_bf16 gives the same bits on every layout of the cluster too") {
   if (!kernels::cpu_features::detect().amx_bf16()) {
-    MESSAGE("skipped: this CPU has no AMX BF16");
+    MESSAGE("skipped: this CPU cannot run profile amx_bf16");
     return;
   }
   temporary_directory directory;
