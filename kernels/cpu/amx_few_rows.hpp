@@ -86,7 +86,7 @@ struct e4m3_source {
       return rows;
     }
   };
-  const e4m3_decoder decoder;
+  const e4m3_decoder decoder{};
   const uint64_t* rare[few_tiles_together];
   alignas(64) uint16_t decoded[tile_elements];
 
@@ -139,16 +139,16 @@ template <class T, int Rows, class Source>
 [[gnu::noinline]] void stream_steps(const uint16_t* x, Source& from, const std::byte* const* w, int tiles,
                                     int first_step, int steps, ptrdiff_t after, few_sums& sums) {
   constexpr ptrdiff_t step_bytes = 2 * tile_bytes(Source::storage);
+  constexpr int ahead = T::few_steps_ahead;
   for (int t = 0; t < tiles; ++t)
     for (int r = 0; r < Rows; ++r) _mm512_store_ps(sums.tile[t][r], _mm512_setzero_ps());
-  const int last = steps - T::few_steps_ahead;
   for (int step = 0; step < steps; ++step, x += tile_elements) {
     const typename T::template few_inputs<Rows> inputs(x);
     for (int t = 0; t < tiles; ++t) {
       const std::byte* at = w[t] + ptrdiff_t{step} * step_bytes;
       from.open(
           t, first_step + step, at,
-          step < last ? at + T::few_steps_ahead * step_bytes : w[t] + after + (step - last) * step_bytes,
+          step + ahead < steps ? at + ahead * step_bytes : w[t] + after + (step + ahead - steps) * step_bytes,
           [&](const auto& rows) __attribute__((always_inline)) { inputs.add(rows, sums.tile[t]); });
     }
   }

@@ -82,7 +82,7 @@ struct coded_steps {
 template <class T>
 struct e4m3_steps {
   static constexpr ptrdiff_t tile = tile_bytes(weight_storage::e4m3);
-  const e4m3_decoder decoder;
+  const e4m3_decoder decoder{};
   const std::byte* codes;
   const float* scales[2];
   const uint64_t* rare[2];
