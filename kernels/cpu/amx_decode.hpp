@@ -1,4 +1,4 @@
-// FP8 codes and coded BF16 into BF16 tiles. For the AMX object file alone (see amx_tiles.hpp).
+// FP8 codes and coded BF16 into BF16 tiles. For amx_bf16's object files alone (see amx_tiles.hpp).
 #pragma once
 
 #include <immintrin.h>

@@ -1,5 +1,5 @@
 // The kernels of profile amx_bf16 as a table of functions, one table for the tile registers of the CPU and one for
-// registers in memory (amx_vector_tiles.hpp). Both give the same bits. As in lanes.hpp, only plain pointers cross this
+// vector registers (amx_vector_tiles.hpp). Both give the same bits. As in lanes.hpp, only plain pointers cross this
 // boundary.
 #pragma once
 

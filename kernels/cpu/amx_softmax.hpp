@@ -1,5 +1,5 @@
-// The softmax between the two products of attention in tiles, and what passes through memory meanwhile. For the AMX
-// object file alone (see amx_tiles.hpp).
+// The softmax between the two products of attention in tiles, and what passes through memory meanwhile. For amx_bf16's
+// object files alone (see amx_tiles.hpp).
 #pragma once
 
 #include "kernels/cpu/amx_attention.hpp"

@@ -1,5 +1,5 @@
-// Where the tiles of a product's weights come from, step by step, in each form that weights are stored in. For the AMX
-// object file alone (see amx_tiles.hpp).
+// Where the tiles of a product's weights come from, step by step, in each form that weights are stored in. For
+// amx_bf16's object files alone (see amx_tiles.hpp).
 #pragma once
 
 #include <immintrin.h>

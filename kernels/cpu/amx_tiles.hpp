@@ -17,7 +17,7 @@
 //                        many steps before they are multiplied weights are fetched then; a step of such rows, made of
 //                        rows of 32 inputs: add(w, sums) adds to sums [rows][16] the products with w.pair(q), the rows
 //                        2q and 2q + 1 of a tile
-// What weights, inputs and dot are given stays where it is until they are done.
+// What zero, resume, input and weights are given stays where it is until store.
 #pragma once
 
 #include <immintrin.h>
