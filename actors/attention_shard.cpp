@@ -48,6 +48,7 @@ attention_shard_actor::behavior_type attention_shard_state::start(
                                                   }));
   follows_.resize(steps_max);
   held_back_.resize(steps_max);
+  ahead_.resize(steps_max);
   payload_row_.assign(settings.rows_max, absent);
   if (settings.rebalance.co_activation) {
     std::vector<bool> moe_layers;
@@ -232,7 +233,9 @@ void attention_shard_state::start_idle_steps() {
   const auto& choice = chooser_->current();
   for (uint32_t i = 0; i < choice.micro_batches; ++i) {
     auto& step = *steps_[i];
-    if (!step.idle() || !batcher_->pick(i, step.mutable_batch(), parts_)) continue;
+    if (!step.idle()) continue;
+    for (size_t j = 0; j < steps_.size(); ++j) ahead_[j] = steps_[j]->ahead();
+    if (!batcher_->pick(i, ahead_, step.mutable_batch(), parts_)) continue;
     const bool alone = parts_.empty();
     step.begin(++steps_started_, choice.split_attention, alone, clock_ns(now()));
     follows_[i].clear();

@@ -103,6 +103,7 @@ class attention_shard_state {
   std::vector<std::vector<followed_step>> follows_;  // by step
   std::vector<bool> held_back_;                      // by step: its next stage waits for what it follows
   std::vector<uint32_t> parts_;                      // working list, reused
+  std::vector<double> ahead_;                        // by step: the part of its layers ahead; reused
   std::optional<schedule_chooser> chooser_;
   std::optional<pair_counts> co_activation_;  // where `rebalance.co_activation` asks for it
   uint32_t ticks_ = 0;

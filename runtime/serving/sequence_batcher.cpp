@@ -41,11 +41,12 @@ bool sequence_batcher::cancel(request_id request, uint32_t attempt) {
   return true;
 }
 
-bool sequence_batcher::pick(uint32_t micro_batch, std::vector<batch_row>& rows, std::vector<uint32_t>& follows) {
+bool sequence_batcher::pick(uint32_t micro_batch, std::span<const double> ahead, std::vector<batch_row>& rows,
+                            std::vector<uint32_t>& follows) {
   rows.clear();
   follows.clear();
   pick_decoding(rows);
-  pick_prompts(micro_batch, rows, follows);
+  pick_prompts(micro_batch, ahead, rows, follows);
   return !rows.empty();
 }
 
@@ -64,19 +65,22 @@ uint64_t sequence_batcher::work_of(uint64_t begin, uint64_t end) {
   return (end - begin) * row_work + (end * (end + 1) - begin * (begin + 1)) / 2;
 }
 
-void sequence_batcher::pick_prompts(uint32_t micro_batch, std::vector<batch_row>& rows,
+void sequence_batcher::pick_prompts(uint32_t micro_batch, std::span<const double> ahead, std::vector<batch_row>& rows,
                                     std::vector<uint32_t>& follows) {
-  // What is running counts too: the micro-batches that become idle one after another get equal parts.
+  // What others have still to run counts too: else the last prompt would be one micro-batch's, with none beside it.
   uint64_t work = 0;
+  prompt_work_.resize(std::max(prompt_work_.size(), ahead.size()));
+  for (size_t i = 0; i < ahead.size(); ++i)
+    work += static_cast<uint64_t>(ahead[i] * static_cast<double>(prompt_work_[i]));
   for (const auto& [arrival, s] : sequences_) {
     if (s->phase != sequence::state::prefill) continue;
     const auto total = static_cast<uint32_t>(s->tokens.size());
-    work += work_of(s->computed, std::min<uint64_t>(total, s->taken + options_.chunk));
+    work += work_of(s->taken, std::min<uint64_t>(total, s->taken + options_.chunk));
   }
   const uint64_t part = (work + options_.micro_batches - 1) / options_.micro_batches;
   uint64_t filled = 0;
   for (const auto& [arrival, s] : sequences_) {
-    if (filled >= part || rows.size() >= options_.rows_max) return;
+    if (filled >= part || rows.size() >= options_.rows_max) break;
     const auto total = static_cast<uint32_t>(s->tokens.size());
     if (s->phase != sequence::state::prefill || s->taken >= total || s->cancelled) continue;
     const uint32_t room = options_.rows_max - static_cast<uint32_t>(rows.size());
@@ -97,6 +101,7 @@ void sequence_batcher::pick_prompts(uint32_t micro_batch, std::vector<batch_row>
     s->last_part = micro_batch;
     ++s->in_flight;
   }
+  prompt_work_[micro_batch] = filled;
 }
 
 uint32_t sequence_batcher::decoding_rows() const {

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "runtime/error.hpp"
@@ -73,9 +74,11 @@ class sequence_batcher {
 
   // Fills `rows` for an idle micro-batch, sequence by sequence and position by position; returns false
   // when nothing is ready. Decoding sequences go first, evenly shared out between the micro-batches, then
-  // prompts in order of arrival, so that each micro-batch has an equal part of their attention work; a
-  // prompt may be split. `follows` gets the running micro-batches that hold the part before one of these.
-  bool pick(uint32_t micro_batch, std::vector<batch_row>& rows, std::vector<uint32_t>& follows);
+  // prompts in order of arrival, so that each micro-batch has an equal part of the attention work that they have
+  // still ahead; a prompt may be split. `ahead`: of each micro-batch, the part of its layers that it has still to
+  // run, 0 to 1; 0 of an idle one. `follows` gets the running micro-batches that hold the part before one of these.
+  bool pick(uint32_t micro_batch, std::span<const double> ahead, std::vector<batch_row>& rows,
+            std::vector<uint32_t>& follows);
 
   // How many micro-batches share what there is from the next `pick` on.
   void share_between(uint32_t micro_batches) { options_.micro_batches = micro_batches; }
@@ -105,12 +108,14 @@ class sequence_batcher {
 
  private:
   void pick_decoding(std::vector<batch_row>& rows);
-  void pick_prompts(uint32_t micro_batch, std::vector<batch_row>& rows, std::vector<uint32_t>& follows);
+  void pick_prompts(uint32_t micro_batch, std::span<const double> ahead, std::vector<batch_row>& rows,
+                    std::vector<uint32_t>& follows);
   void admit();
   void drop(sequence& dropped);
 
   batcher_options options_;
   kv_cache& cache_;
+  std::vector<uint64_t> prompt_work_;  // by micro-batch, of what it picked last
   uint64_t arrivals_ = 0;
   std::map<uint64_t, std::unique_ptr<sequence>> sequences_;  // by arrival
   std::map<request_id, uint64_t> by_request_;

@@ -70,6 +70,10 @@ class shard_step {
 
   // The newest layer whose keys are all in the cache; -1 before the first.
   int written_layer() const { return written_layer_; }
+  // The part of its layers that it has still to run; 0 while idle.
+  double ahead() const {
+    return idle() ? 0 : 1 - (written_layer() + 1.0) / static_cast<double>(forward_.config().num_hidden_layers);
+  }
   // The layer whose keys of earlier positions `next()` reads, or nothing when it reads none.
   std::optional<int> reads_layer() const;
 

@@ -14,12 +14,14 @@ namespace troupe {
 
 namespace {
 
-nlohmann::json bench_config(bench_weights weights, int top_k) {
+constexpr int router_experts = 8;  // for each that a token takes
+
+nlohmann::json bench_config(const bench_model& model) {
   auto config = testing::t1_config();
   config["vocab_size"] = 32768;
   config["hidden_size"] = 1024;
   config["intermediate_size"] = 2816;
-  config["moe_intermediate_size"] = 4096 / top_k;
+  config["moe_intermediate_size"] = 4096 / model.top_k;
   config["num_hidden_layers"] = 12;
   config["first_k_dense_replace"] = 1;
   config["num_attention_heads"] = 16;
@@ -29,13 +31,13 @@ nlohmann::json bench_config(bench_weights weights, int top_k) {
   config["qk_nope_head_dim"] = 128;
   config["qk_rope_head_dim"] = 64;
   config["v_head_dim"] = 128;
-  config["n_routed_experts"] = 8 * top_k;
-  config["num_experts_per_tok"] = top_k;
+  config["n_routed_experts"] = router_experts * model.top_k;
+  config["num_experts_per_tok"] = model.top_k;
   config["n_group"] = 1;
   config["topk_group"] = 1;
   config["rope_scaling"] = nullptr;
   config["max_position_embeddings"] = 32768;
-  if (weights == bench_weights::fp8)
+  if (model.weights == bench_weights::fp8)
     config["quantization_config"] = {
         {"activation_scheme", "dynamic"}, {"fmt", "e4m3"}, {"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
   return config;
@@ -99,10 +101,12 @@ void write_tokenizer(const std::filesystem::path& directory) {
 
 bool is_bias(const std::string& name) { return name.ends_with("e_score_correction_bias"); }
 
+bool is_router(const std::string& name) { return name.ends_with("mlp.gate.weight"); }
+
 // Whether DeepSeek-V3's FP8 checkpoints store this tensor in FP8.
 bool is_fp8(const testing::named_shape& tensor, bench_weights weights) {
   return weights == bench_weights::fp8 && tensor.shape.size() == 2 && tensor.name.starts_with("model.layers.") &&
-         !tensor.name.ends_with("mlp.gate.weight");
+         !is_router(tensor.name);
 }
 
 size_t elements(const testing::named_shape& tensor) {
@@ -165,13 +169,13 @@ void write_fp8(std::ofstream& file, const testing::named_shape& tensor, const st
 
 }  // namespace
 
-result<void> write_bench_1b(const std::filesystem::path& directory, bench_weights weights, int top_k) {
+result<void> write_bench_1b(const std::filesystem::path& directory, const bench_model& model) {
   std::filesystem::create_directories(directory);
-  const auto config = bench_config(weights, top_k);
+  const auto config = bench_config(model);
   std::ofstream(directory / "config.json") << config.dump(1);
   write_tokenizer(directory);
   const auto tensors = testing::v3_tensors(config);
-  std::string text = header_of(tensors, weights).dump();
+  std::string text = header_of(tensors, model.weights).dump();
   text.append((8 - text.size() % 8) % 8, ' ');
   const uint64_t length = text.size();
   std::ofstream file(directory / "model.safetensors", std::ios::binary);
@@ -186,8 +190,12 @@ result<void> write_bench_1b(const std::filesystem::path& directory, bench_weight
     uint64_t state = testing::fnv1a(tensor.name);
     const float centre = tensor.shape.size() == 1 ? 1.0F : 0.0F;
     values.resize(elements(tensor));
-    for (auto& value : values) value = kernels::bf16_round(centre + draw(state, spread(tensor)));
-    if (is_fp8(tensor, weights))
+    // A balanced router repeats its first experts.
+    const size_t drawn =
+        model.balanced && is_router(tensor.name) ? values.size() / static_cast<size_t>(model.top_k) : values.size();
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = i < drawn ? kernels::bf16_round(centre + draw(state, spread(tensor))) : values[i - drawn];
+    if (is_fp8(tensor, model.weights))
       write_fp8(file, tensor, values);
     else
       write_values(file, values);

@@ -1,7 +1,8 @@
 // Tokens a second of the whole serving path in one process: API server, balancers, shard, expert host,
 // experts and device; everything but HTTP and the network.
 //
-//   bench_serving --model DIR [--make-bench-1b [--fp8] [--top-k K]] [--threads N] [--profile P] [--runs N] [--loop]
+//   bench_serving --model DIR [--make-bench-1b [--fp8] [--top-k K] [--balanced]] [--threads N] [--profile P] [--runs N]
+//   [--loop]
 //   [--start]
 //
 // Prints medians with spread of N runs: prefill of 512 and 2,048, decode at batch 1, 8, 32 and 64.
@@ -248,7 +249,7 @@ int main(int count, char** arguments) {
   std::string profile = "auto";
   bool make = false;
   bool fp8 = false;
-  int top_k = 8;
+  troupe::bench_model made;
   bool start = false;
   uint32_t threads = 2;
   std::string schedule_name = "serial";
@@ -256,10 +257,12 @@ int main(int count, char** arguments) {
   app.add_option("--model", model, "Model directory")->required();
   auto* making = app.add_flag("--make-bench-1b", make, "Write bench-1b (2.6 GB) into the model directory first");
   app.add_flag("--fp8", fp8, "Write it with FP8 weights (1.3 GB)")->needs(making);
-  app.add_option("--top-k", top_k, "Write it with so many wider experts a token, of 8 times as many")
+  app.add_option("--top-k", made.top_k, "Write it with so many wider experts a token, of 8 times as many")
       ->needs(making)
       ->capture_default_str()
       ->check(CLI::IsMember({1, 2, 4, 8}));
+  app.add_flag("--balanced", made.balanced, "Write it so that every token takes one of each eight experts")
+      ->needs(making);
   app.add_flag("--start", start, "Measure the start instead: time to the first token beside reading and copying");
   app.add_flag("--loop", options.loop, "Run the same kernels in a plain loop in turns, and print the ratio");
   app.add_option("--profile", profile, "auto, f32 or amx_bf16")->capture_default_str();
@@ -277,10 +280,9 @@ int main(int count, char** arguments) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, count, arguments);
+  made.weights = fp8 ? troupe::bench_weights::fp8 : troupe::bench_weights::bf16;
   if (make)
-    if (auto written =
-            troupe::write_bench_1b(model, fp8 ? troupe::bench_weights::fp8 : troupe::bench_weights::bf16, top_k);
-        !written) {
+    if (auto written = troupe::write_bench_1b(model, made); !written) {
       std::fprintf(stderr, "bench_serving: %s\n", written.failure().message.c_str());
       return 1;
     }

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
+
 namespace troupe {
 namespace {
 
@@ -23,12 +25,17 @@ std::unique_ptr<sequence> prompt_of(uint64_t request, uint32_t tokens, uint32_t 
   return made;
 }
 
+// Of two micro-batches, the part of their layers that is still ahead.
+constexpr std::array none_runs{0.0, 0.0}, first_begins{1.0, 0.0}, first_is_half_through{0.5, 0.0};
+
 struct fixture {
   kv_cache cache{small_layout(), 1, 16};
   sequence_batcher batcher{{.rows_max = 32, .chunk = 8, .micro_batches = 2, .sequences_max = 4}, cache};
   std::vector<batch_row> rows;
   std::vector<uint32_t> follows;
-  bool pick(uint32_t micro_batch, std::vector<batch_row>& into) { return batcher.pick(micro_batch, into, follows); }
+  bool pick(uint32_t micro_batch, std::vector<batch_row>& into, std::span<const double> ahead = none_runs) {
+    return batcher.pick(micro_batch, ahead, into, follows);
+  }
 
   // Ends a micro-batch; every sampled token is 9, and a sequence leaves after `last` tokens.
   void finish(uint32_t last) {
@@ -63,12 +70,12 @@ TEST_CASE("a sequence is in one micro-batch at a time, and each kind is shared o
   for (uint64_t i = 0; i < 4; ++i) REQUIRE(f.batcher.add(prompt_of(i, 8, 4)));
   std::vector<batch_row> second;
   REQUIRE(f.pick(0, f.rows));
-  REQUIRE(f.pick(1, second));
+  REQUIRE(f.pick(1, second, first_begins));
   CHECK(f.rows.size() == 16);
   CHECK(second.size() == 16);
   CHECK(f.rows.front().owner != second.front().owner);
   std::vector<batch_row> third;
-  CHECK(!f.pick(0, third));
+  CHECK(!f.pick(0, third, first_begins));
 }
 
 TEST_CASE("KV blocks are taken at admission and all come back") {
@@ -122,9 +129,9 @@ TEST_CASE("a long prompt is split between micro-batches, so that each has half o
   REQUIRE(batcher.add(prompt_of(1, 600, 4)));
   std::vector<batch_row> first, second;
   std::vector<uint32_t> follows;
-  REQUIRE(batcher.pick(0, first, follows));
+  REQUIRE(batcher.pick(0, none_runs, first, follows));
   CHECK(follows.empty());
-  REQUIRE(batcher.pick(1, second, follows));
+  REQUIRE(batcher.pick(1, first_begins, second, follows));
   CHECK(follows == std::vector<uint32_t>{0});  // its keys must come first
   REQUIRE(first.size() + second.size() == 600);
   CHECK(first.size() > second.size());  // later rows read more keys
@@ -140,11 +147,34 @@ TEST_CASE("a long prompt is split between micro-batches, so that each has half o
   };
   batcher.finish(second, emit);
   REQUIRE(batcher.start_decoding(request_id{1}, 0));
-  CHECK(!batcher.pick(1, second, follows));
+  CHECK(!batcher.pick(1, first_begins, second, follows));
   batcher.finish(first, emit);
-  REQUIRE(batcher.pick(1, second, follows));
+  REQUIRE(batcher.pick(1, none_runs, second, follows));
   CHECK(second.size() == 1);
   CHECK(second[0].position == 600);
+}
+
+TEST_CASE("the last prompt is shared with a micro-batch that is half through its own, so that both end together") {
+  kv_cache cache{small_layout(), 1, 128};
+  sequence_batcher batcher{{.rows_max = 512, .chunk = 512, .micro_batches = 2, .sequences_max = 4}, cache};
+  for (uint64_t i = 0; i < 3; ++i) REQUIRE(batcher.add(prompt_of(i, 512, 4)));
+  std::vector<batch_row> first, second;
+  std::vector<uint32_t> follows;
+  REQUIRE(batcher.pick(0, none_runs, first, follows));
+  REQUIRE(batcher.pick(1, first_begins, second, follows));
+  CHECK(first.size() == 512);
+  CHECK(second.size() == 512);
+  batcher.finish(second, [](sequence&, size_t, bool) { return true; });
+  REQUIRE(batcher.pick(1, first_is_half_through, second, follows));
+  const auto whole = static_cast<double>(sequence_batcher::work_of(0, 512));
+  const auto taken = static_cast<double>(sequence_batcher::work_of(0, second.size()));
+  CHECK(taken == doctest::Approx(0.75 * whole).epsilon(0.01));  // half of the other's half and of this
+  batcher.finish(first, [](sequence&, size_t, bool) { return true; });
+  constexpr std::array second_has_a_third{0.0, 1.0 / 3};
+  REQUIRE(batcher.pick(0, second_has_a_third, first, follows));
+  CHECK(follows == std::vector<uint32_t>{1});
+  CHECK(first.size() + second.size() == 512);
+  CHECK(first.back().samples);
 }
 
 TEST_CASE("a prompt cancelled while it is in two micro-batches is freed when both have ended") {
@@ -153,8 +183,8 @@ TEST_CASE("a prompt cancelled while it is in two micro-batches is freed when bot
   REQUIRE(batcher.add(prompt_of(1, 600, 4)));
   std::vector<batch_row> first, second;
   std::vector<uint32_t> follows;
-  REQUIRE(batcher.pick(0, first, follows));
-  REQUIRE(batcher.pick(1, second, follows));
+  REQUIRE(batcher.pick(0, none_runs, first, follows));
+  REQUIRE(batcher.pick(1, first_begins, second, follows));
   CHECK(batcher.cancel(request_id{1}, 0));
   const auto silent = [](sequence&, size_t, bool) { return false; };
   batcher.finish(second, silent);
