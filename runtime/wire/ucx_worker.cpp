@@ -25,12 +25,13 @@ constexpr std::pair<const char*, const char*> settings[] = {
     // An acknowledgement that arrives while a connection is being closed, or while its peer dies, makes
     // UCX 1.13 abort the process (`tcp_ep.c`, PUT_TX_WAITING_ACK). Without, TCP rendezvous needs none.
     {"PUT_ENABLE", "n"},
-    {"RX_SEG_SIZE", "256k"},  // and these carry it in fewer pieces than the 64k by default: half the time at 1 MiB
+    {"RX_SEG_SIZE", "512k"},  // and these carry it in fewer pieces than the 64k by default: half the time at 1 MiB
     // When a connection breaks between the system's word that it takes more and the sending of it, UCX 1.13 completes
     // what it sends without a copy twice, and aborts the process (`uct_tcp_ep_sendv`). With a copy 1 MiB over TCP takes
-    // a tenth longer, in pieces larger than the 8k by default; larger ones make a dispatch wait longer behind bulk.
+    // no longer, in pieces larger than the 8k by default that fill whole segments of the loopback device, 8 of 65,483
+    // bytes: those of 128k leave 111 bytes over, a segment of their own, and take two fifths longer.
     {"ZCOPY_THRESH", "inf"},
-    {"TX_SEG_SIZE", "128k"},
+    {"TX_SEG_SIZE", "523800"},
     {"KEEPALIVE_INTERVAL", "1s"},
     {"CM_REUSEADDR", "y"},  // a restarted node binds its old port at once
 };
