@@ -78,6 +78,9 @@ void sequence_batcher::pick_prompts(uint32_t micro_batch, std::span<const double
     work += work_of(s->taken, std::min<uint64_t>(total, s->taken + options_.chunk));
   }
   const uint64_t part = (work + options_.micro_batches - 1) / options_.micro_batches;
+  uint32_t idle = 0;
+  for (uint32_t i = 0; i < options_.micro_batches; ++i) idle += ahead[i] == 0 ? 1 : 0;
+  const uint32_t left_over_min = idle > 1 ? part_rows_min : late_part_rows_min;
   uint64_t filled = 0;
   for (const auto& [arrival, s] : sequences_) {
     if (filled >= part || rows.size() >= options_.rows_max) break;
@@ -90,7 +93,7 @@ void sequence_batcher::pick_prompts(uint32_t micro_batch, std::span<const double
       end = s->taken + 1;
       while (end < end_max && filled + work_of(s->taken, end) < part) ++end;
       // Neither this part nor what it leaves over may be tiny.
-      if (end - s->taken < part_rows_min || total - end < part_rows_min) end = end_max;
+      if (end - s->taken < part_rows_min || total - end < left_over_min) end = end_max;
     }
     if (s->taken > s->computed && std::find(follows.begin(), follows.end(), s->last_part) == follows.end())
       follows.push_back(s->last_part);

@@ -105,6 +105,8 @@ class sequence_batcher {
   static uint64_t work_of(uint64_t begin, uint64_t end);
   // A smaller part of a prompt is not worth a micro-batch of its own.
   static constexpr uint32_t part_rows_min = 16;
+  // Nor is a smaller one worth waiting for a micro-batch that is running.
+  static constexpr uint32_t late_part_rows_min = 64;
 
  private:
   void pick_decoding(std::vector<batch_row>& rows);

@@ -177,6 +177,19 @@ TEST_CASE("the last prompt is shared with a micro-batch that is half through its
   CHECK(first.back().samples);
 }
 
+TEST_CASE("a short prompt does not wait for a micro-batch that is half through") {
+  kv_cache cache{small_layout(), 1, 64};
+  sequence_batcher batcher{{.rows_max = 512, .chunk = 512, .micro_batches = 2, .sequences_max = 4}, cache};
+  std::vector<batch_row> first, second;
+  std::vector<uint32_t> follows;
+  REQUIRE(batcher.add(prompt_of(0, 100, 4)));
+  REQUIRE(batcher.add(prompt_of(1, 100, 4)));
+  REQUIRE(batcher.pick(0, none_runs, first, follows));
+  CHECK(first.size() == 100);
+  REQUIRE(batcher.pick(1, first_is_half_through, second, follows));
+  CHECK(second.size() == 100);  // else 75, and the prompt ends when the other's 25 rows have
+}
+
 TEST_CASE("a prompt cancelled while it is in two micro-batches is freed when both have ended") {
   kv_cache cache{small_layout(), 1, 64};
   sequence_batcher batcher{{.rows_max = 1024, .chunk = 1024, .micro_batches = 2, .sequences_max = 4}, cache};
