@@ -1,9 +1,8 @@
 // Tokens a second of the whole serving path in one process: API server, balancers, shard, expert host,
 // experts and device; everything but HTTP and the network.
 //
-//   bench_serving --model DIR [--make-bench-1b [--fp8] [--top-k K] [--balanced]] [--threads N] [--profile P] [--runs N]
-//   [--loop]
-//   [--start]
+//   bench_serving --model DIR [--make-bench-1b [--fp8] [--top-k K] [--balanced]] [--threads N] [--profile P]
+//   [--runs N] [--loop] [--start]
 //
 // Prints medians with spread of N runs: prefill of 512 and 2,048, decode at batch 1, 8, 32 and 64.
 // With --loop: beside the same kernels on the same weights in a plain loop, in turns, and the ratio.
