@@ -70,9 +70,9 @@ class shard_step {
 
   // The newest layer whose keys are all in the cache; -1 before the first.
   int written_layer() const { return written_layer_; }
-  // The part of its layers that it has still to run; 0 while idle.
+  // The part of its layers and head that it has still to run; 0 only while idle.
   double ahead() const {
-    return idle() ? 0 : 1 - (written_layer() + 1.0) / static_cast<double>(forward_.config().num_hidden_layers);
+    return idle() ? 0 : 1 - (written_layer() + 1.0) / (forward_.config().num_hidden_layers + 1.0);
   }
   // The layer whose keys of earlier positions `next()` reads, or nothing when it reads none.
   std::optional<int> reads_layer() const;
