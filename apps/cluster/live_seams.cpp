@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <random>
 
-#include "actors/actor_runner.hpp"
+#include "apps/cluster/leader_between_tasks.hpp"
 #include "apps/cluster/load_meter.hpp"
 #include "runtime/device/cpu_set.hpp"
 #include "runtime/memory/huge_pages.hpp"
@@ -160,14 +160,6 @@ result<std::shared_ptr<const model_config>> live_seams::read_config(const servin
   return std::shared_ptr<const model_config>(std::make_shared<model_config>(*std::move(config)));
 }
 
-// Actors run on the device's thread where it has nothing else to do, or nobody else has a CPU for them.
-completion_runner live_seams::run_completions(bool no_other_cpu) const {
-  return [no_other_cpu, runner = std::make_shared<actor_runner>(*system_, handlers_most)](function_ref<void()> complete,
-                                                                                          function_ref<bool()> idle) {
-    runner->run(complete, [&] { return no_other_cpu || idle(); });
-  };
-}
-
 result<void> live_seams::open(node_id node, incarnation_id incarnation, const serving_settings& settings,
                               const model_config& config) {
   const std::lock_guard lock(mutex_);
@@ -182,9 +174,15 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   dispatch_pool_ = std::make_shared<buffer_pool>(memory.dispatch_bytes);
   combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
   bulk_pool_ = std::make_shared<buffer_pool>(bulk_pool_bytes);
-  device_ = std::make_shared<cpu_device>(
-      kernels::compute::make(settings.profile), static_cast<int>(settings.threads_per_node), settings.schedule.ranks,
-      cpus_, run_completions(compute_takes_all(allowed, settings.nodes, settings.threads_per_node)));
+  const bool all_taken = compute_takes_all(allowed, settings.nodes, settings.threads_per_node);
+  const bool shared = all_taken && cpus_.empty();
+  const auto leader = std::make_shared<leader_between_tasks>(*system_, handlers_most,
+                                                             shared      ? leader_between_tasks::cpus::shared
+                                                             : all_taken ? leader_between_tasks::cpus::all_taken
+                                                                         : leader_between_tasks::cpus::to_spare);
+  device_ =
+      std::make_shared<cpu_device>(kernels::compute::make(settings.profile),
+                                   static_cast<int>(settings.threads_per_node), settings.schedule.ranks, cpus_, leader);
   if (!options_.trace.empty()) {
     auto opened = timeline::open(options_.trace, node.value, true);
     if (!opened) return opened.failure();
@@ -206,10 +204,11 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   options.transports = settings.transports;
   const auto listen = parse_address(options.listen);
   const bool on_one_machine = listen && is_loopback(*listen);
-  if (on_one_machine && compute_takes_all(allowed, settings.nodes, settings.threads_per_node)) {
+  if (on_one_machine && all_taken) {
     options.spin_us = spin_us_on_shared_cpus;
     options.spin_large_us = 0;
     options.handlers_most = handlers_most;
+    options.patient = shared;
   }
   shaped_wire_options shaped;
   shaped.node = node.value;
@@ -229,6 +228,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   auto made = ucx_wire::make(std::move(options));
   if (!made) return made.failure();
   ucx_ = made->get();
+  if (on_one_machine && shared) leader->take_turns_of(*ucx_);
   if (settings.fault_cut_ms > 0)
     saboteur_ = std::jthread([this, period = settings.fault_cut_ms, node = node.value, nodes = settings.nodes_limit()](
                                  const std::stop_token& stop) { cut_connections(stop, period, node, nodes); });

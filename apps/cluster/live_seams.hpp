@@ -58,7 +58,6 @@ class live_seams final : public node_seams {
   void ended(const error& reason, node_end how) override;
 
  private:
-  completion_runner run_completions(bool no_other_cpu) const;
   void cut_connections(const std::stop_token& stop, uint32_t period_ms, uint16_t node, uint32_t nodes);
 
   live_seams_options options_;

@@ -19,11 +19,11 @@ uint64_t now_ns() {
 }  // namespace
 
 cpu_device::cpu_device(std::unique_ptr<kernels::compute> math, int threads, const stage_ranks& ranks,
-                       std::vector<int> cpus, completion_runner runner)
+                       std::vector<int> cpus, std::shared_ptr<between_tasks> between)
     : math_(std::move(math)),
       threads_(threads),
       cpus_(std::move(cpus)),
-      runner_(std::move(runner)),
+      between_(std::move(between)),
       queue_(ranks),
       leader_([this] { lead(); }) {
   pthread_setname_np(leader_.native_handle(), "troupe-device");
@@ -35,25 +35,33 @@ void cpu_device::submit(stage_task& task) {
   {
     const std::lock_guard lock(mutex_);
     queue_.push(task);
+    ++changes_;
   }
-  arrived_.notify_one();
+  changed();
 }
 
 void cpu_device::submit(const expert_task& task) {
   {
     const std::lock_guard lock(mutex_);
     if (!queue_.push(task)) return;
+    ++changes_;
   }
+  changed();
+}
+
+void cpu_device::changed() {
   arrived_.notify_one();
+  between_->end_wait();
 }
 
 void cpu_device::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    ++changes_;
     queue_.clear();
   }
-  arrived_.notify_one();
+  changed();
   if (leader_.joinable()) leader_.join();
 }
 
@@ -69,15 +77,26 @@ std::string cpu_device::description() const {
 
 // The next task, or nothing when the device stops.
 stage_task* cpu_device::wait_for_task(std::vector<expert_task>& group) {
-  std::unique_lock lock(mutex_);
   for (;;) {
-    arrived_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-    group.clear();
-    if (stopping_) return nullptr;
-    stage_task* const stage = queue_.take(now_ns(), pass_ns_, group);
-    if (stage != nullptr || !group.empty()) return stage;
-    const std::chrono::nanoseconds until(queue_.held_until_ns());
-    arrived_.wait_until(lock, std::chrono::steady_clock::time_point(until));
+    uint64_t seen = 0, until_ns = UINT64_MAX;
+    {
+      const std::lock_guard lock(mutex_);
+      seen = changes_.load();
+      group.clear();
+      if (stopping_) return nullptr;
+      if (!queue_.empty()) {
+        stage_task* const stage = queue_.take(now_ns(), pass_ns_, group);
+        if (stage != nullptr || !group.empty()) return stage;
+        if (queue_.held_until_ns() != 0) until_ns = queue_.held_until_ns();
+      }
+    }
+    const auto ready = [&] { return changes_.load() != seen; };
+    if (between_->wait(ready, until_ns)) continue;
+    std::unique_lock lock(mutex_);
+    if (until_ns == UINT64_MAX)
+      arrived_.wait(lock, ready);
+    else
+      arrived_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::nanoseconds(until_ns)), ready);
   }
 }
 
@@ -91,10 +110,12 @@ void cpu_device::note_pass(uint64_t launch_ns, uint32_t experts) {
 void cpu_device::lead() {
   pin_this_thread(cpus_, 0);
   kernels::prepare_thread();
+  between_->begins();
   worker_team team(threads_, cpus_);
   std::vector<expert_task> group;
   for (;;) {
     stage_task* const stage = wait_for_task(group);
+    between_->task_begins();
     if (stage == nullptr && group.empty()) return;
     const stage_label label = stage != nullptr ? stage->label() : label_of(group);
     stage_time when{now_ns(), 0};
@@ -121,10 +142,7 @@ void cpu_device::lead() {
       else
         complete_expert_group(group, when);
     };
-    if (runner_)
-      runner_(complete, [this] { return idle(); });
-    else
-      complete();
+    between_->complete(complete, [this] { return idle(); });
   }
 }
 

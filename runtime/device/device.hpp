@@ -5,7 +5,7 @@
 // and, where they are few, every micro-batch, become one grouped launch in which each expert's weights are read once
 // (`device_queue`). Row invariance makes that safe. `submit` may be called from any thread and never blocks;
 // completions are called on the device's thread (live) or at their virtual time (modelled) and only send messages. A
-// live device may run the actors that get them (`completion_runner`).
+// live device may run the actors that get them (`between_tasks`).
 //
 // Implementations: `cpu_device` (threads), `modelled_device` (a cost model in virtual time, with the
 // real arithmetic), and the skeleton of a CUDA device.

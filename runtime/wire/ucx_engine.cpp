@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "runtime/patient_thread.hpp"
 #include "runtime/wire/wire_time.hpp"
 
 namespace troupe {
@@ -58,7 +59,7 @@ void ucx_wire::engine::refuse(uint16_t node, uint32_t incarnation) {
 }
 
 void ucx_wire::engine::settle() {
-  if (std::this_thread::get_id() == thread_.get_id()) return;
+  if (std::this_thread::get_id() == whose_turn_.load()) return;
   auto settled = std::make_shared<std::promise<void>>();
   auto outcome = settled->get_future();
   post({command::verb::settle, 0, 0, {}, std::move(settled)});
@@ -105,6 +106,7 @@ result<void> ucx_wire::engine::deliver_here(endpoint to, micro_batch&& message) 
 
 void ucx_wire::engine::run(std::promise<result<void>> started) {
   pthread_setname_np(pthread_self(), "troupe-wire");
+  if (options_.patient) be_patient();
   auto opened = open();
   const bool ready = static_cast<bool>(opened);
   if (!ready) {
@@ -144,15 +146,23 @@ void ucx_wire::engine::loop() {
   uint64_t active_ns = now_ns;
   uint32_t active_rounds = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
-    if (step(now_ns)) {
-      if (++active_rounds % active_rounds_between_readings == 0) now_ns = wire_time_ns();
-      active_ns = now_ns;
-      continue;
+    uint64_t spin_until_ns = 0;
+    {
+      const std::lock_guard turn(turn_);
+      whose_turn_ = std::this_thread::get_id();
+      const bool any = step(now_ns);
+      whose_turn_ = std::thread::id();
+      if (any) {
+        if (++active_rounds % active_rounds_between_readings == 0) now_ns = wire_time_ns();
+        active_ns = now_ns;
+        continue;
+      }
+      // A transfer of 1 MiB takes longer than one spin, and waking up as long as a good part of it.
+      const uint64_t spins = unfinished() == 0 ? 1 : 4;
+      spin_until_ns = std::max(active_ns + spins * options_.spin_us * 1000, sender_->answer_until_ns());
     }
     now_ns = wire_time_ns();
-    // A transfer of 1 MiB takes longer than one spin, and waking up as long as a good part of it.
-    const uint64_t spins = unfinished() == 0 ? 1 : 4;
-    if (now_ns - active_ns < spins * options_.spin_us * 1000 || now_ns < sender_->answer_until_ns()) {
+    if (now_ns < spin_until_ns) {
       // Yielding: the peer that would answer may be waiting for this very core.
       sched_yield();
     } else {
@@ -194,20 +204,6 @@ bool ucx_wire::engine::fetch_bulk(bool progressed) {
   if (!receiver_->fetch_next()) return false;
   fetched_ns_ = wire_time_ns();
   return true;
-}
-
-void ucx_wire::engine::sleep() {
-  int longest_ms = links_->sleep_max_ms(wire_time_ns());
-  if (receiver_->has_held()) longest_ms = 1;   // nothing tells of memory given back
-  if (receiver_->has_ready()) longest_ms = 1;  // nor of a gap
-  if (sender_->has_quarantined()) longest_ms = std::min(longest_ms, 50);
-  worker_->announce_sleep();
-  if (sender_->has_submitted() || has_commands_.load() || stop_.load()) {
-    worker_->cancel_sleep();
-    return;
-  }
-  counters_.sleeps.add();
-  worker_->wait(longest_ms);
 }
 
 bool ucx_wire::engine::obey_commands() {
@@ -285,6 +281,7 @@ void ucx_wire::engine::check_hearing() {
 }
 
 void ucx_wire::engine::close() {
+  const std::lock_guard turn(turn_);
   step(wire_time_ns());
   finish(options_.drain_timeout_ms, false);
   links_->say_bye();

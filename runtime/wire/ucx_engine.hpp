@@ -1,7 +1,8 @@
 // A wire's parts and its progress thread.
 //
 // Internal to `ucx_wire`. The thread makes UCX's objects and runs them until nothing is under way; other
-// threads reach it through the submission stack and a short list of commands.
+// threads reach it through the submission stack and a short list of commands. Who calls UCX, or touches what the
+// progress thread owns, has the turn: that thread, but for the turns that others take in between (`ucx_turn.cpp`).
 #pragma once
 
 #include <array>
@@ -14,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/function_ref.hpp"
 #include "runtime/wire/slot_table.hpp"
 #include "runtime/wire/ucx_counters.hpp"
 #include "runtime/wire/ucx_link.hpp"
@@ -46,6 +48,11 @@ class ucx_wire::engine {
   void settle();
   result<void> send(endpoint to, micro_batch&& message);
   result<void> deliver_here(endpoint to, micro_batch&& message);
+  bool begin_turn();
+  void progress();
+  void wait(function_ref<bool()> ready, uint64_t until_ns);
+  void end_wait();
+  void end_turn();
 
  private:
   struct command {
@@ -58,7 +65,7 @@ class ucx_wire::engine {
 
   void post(command what);
 
-  // Progress thread.
+  // The progress thread, or who has its turn.
   void run(std::promise<result<void>> started);
   result<void> open();
   result<void> start_links(const socket_address& listen);
@@ -66,6 +73,8 @@ class ucx_wire::engine {
   bool step(uint64_t now_ns);
   bool fetch_bulk(bool progressed);
   void sleep();
+  uint64_t sleep_max_ns() const;
+  bool may_sleep();
   bool obey_commands();
   void close();
   bool finish(uint32_t timeout_ms, bool everything);
@@ -89,6 +98,11 @@ class ucx_wire::engine {
   uint64_t urgent_seen_ = 0;  // dispatches and combines, both ways
   uint64_t urgent_ns_ = 0;    // when bulk that was waiting saw the last of them
   uint64_t fetched_ns_ = 0;   // when a fragment of bulk was last fetched
+
+  std::mutex turn_;
+  std::atomic<std::thread::id> whose_turn_{};
+  std::atomic<bool> waits_{false};  // a thread in its turn, in `wait`
+  uint64_t wakes_at_ns_ = 0;        // the progress thread, if nothing wakes it; 0 while it runs
 
   std::mutex commands_mutex_;
   std::vector<command> commands_;

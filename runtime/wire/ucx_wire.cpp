@@ -41,6 +41,16 @@ void ucx_wire::detach(uint16_t slot) { engine_->slots().detach(slot); }
 
 uint32_t ucx_wire::handlers_most() const { return engine_->options().handlers_most; }
 
+bool ucx_wire::begin_turn() { return engine_->begin_turn(); }
+
+void ucx_wire::progress() { engine_->progress(); }
+
+void ucx_wire::wait(function_ref<bool()> ready, uint64_t until_ns) { engine_->wait(ready, until_ns); }
+
+void ucx_wire::end_turn() { engine_->end_turn(); }
+
+void ucx_wire::end_wait() { engine_->end_wait(); }
+
 void ucx_wire::settle() { engine_->settle(); }
 
 result<void> ucx_wire::send(endpoint to, micro_batch message) {

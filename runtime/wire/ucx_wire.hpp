@@ -2,8 +2,8 @@
 //
 // Owned by its node. One progress thread ("troupe-wire") owns all of UCX, delivers to the receivers and
 // calls `on_peer`; every method may be called from any thread, that one included, and none blocks but
-// the destructor and `settle`. UCX takes some settings from the starting environment only: start the process with
-// UCX_ERROR_SIGNALS= (empty) and UCX_WARN_UNUSED_ENV_VARS=n. Child processes must exec at once.
+// the destructor, `settle` and `wait`. UCX takes some settings from the starting environment only: start the process
+// with UCX_ERROR_SIGNALS= (empty) and UCX_WARN_UNUSED_ENV_VARS=n. Child processes must exec at once.
 //
 // Traffic is plaintext and unauthenticated; it belongs on a private network.
 #pragma once
@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/function_ref.hpp"
 #include "runtime/wire/ucx_wire_options.hpp"
 #include "runtime/wire/wire.hpp"
 
@@ -62,6 +63,19 @@ class ucx_wire final : public wire {
   void settle();
 
   uint32_t handlers_most() const override;
+
+  // A turn: the calling thread does the progress thread's work, in its place, so that what it sends and waits for takes
+  // no switch of threads. Receivers and `on_peer` are then called by it. From `begin_turn`, unless that is false since
+  // the progress thread is at work, until `end_turn`, after which what arrives is the progress thread's again. Not
+  // nested, not inside a receiver, and over before the wire is destroyed.
+  bool begin_turn();
+  // Delivers what has arrived and hands over what was sent.
+  void progress();
+  // The same, and sleeps in between, until `ready()` or until that time of the steady clock. `ready` is asked often.
+  void wait(function_ref<bool()> ready, uint64_t until_ns);
+  void end_turn();
+  // Any thread: has a `wait` ask once more.
+  void end_wait();
 
   // To this node itself: delivered at once on the calling thread, without a copy.
   // Fails: exhausted (the class's bytes or messages in flight to that peer are at their maximum),

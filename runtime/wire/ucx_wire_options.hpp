@@ -80,6 +80,9 @@ struct ucx_wire_options {
   // handed a dispatch or combine of `rendezvous_bytes` or more to UCX: 2 ns a byte (500 MB/s), but not longer than so.
   uint32_t spin_large_us = 2000;
 
+  // The progress thread interrupts nobody when it wakes (`patient_thread.hpp`).
+  bool patient = false;
+
   // How many handlers of idle actors run on the progress thread for a message that arrives (`handlers_most`): its own,
   // then those that it sets in motion. Each saves a wake-up of the scheduler's thread; many keep the progress thread
   // from the next message, for which it has the time only where the scheduler's thread would find no free CPU either.

@@ -59,14 +59,31 @@ error system_error(const char* doing) {
   return {errc::internal, std::string("the wire could not ") + doing + ": " + std::strerror(errno)};
 }
 
+result<void> watch(int set, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) != 0) return system_error("watch a descriptor");
+  return {};
+}
+
+void wait_for(int set, uint64_t timeout_ns) {
+  constexpr uint64_t second = 1'000'000'000;
+  const timespec longest{static_cast<time_t>(timeout_ns / second), static_cast<long>(timeout_ns % second)};
+  epoll_event events[2];
+  epoll_pwait2(set, events, 2, &longest, nullptr);
+}
+
 }  // namespace
 
 result<std::unique_ptr<ucx_worker>> ucx_worker::make(const std::string& transports, bool one_machine) {
   std::unique_ptr<ucx_worker> made(new ucx_worker(transports, one_machine));
   made->event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   made->poll_set_ = epoll_create1(EPOLL_CLOEXEC);
-  if (made->event_fd_ < 0 || made->poll_set_ < 0) return system_error("make the descriptors it sleeps on");
-  if (auto watched = made->watch(made->event_fd_); !watched) return watched.failure();
+  made->gate_ = epoll_create1(EPOLL_CLOEXEC);
+  if (made->event_fd_ < 0 || made->poll_set_ < 0 || made->gate_ < 0)
+    return system_error("make the descriptors it sleeps on");
+  if (auto watched = watch(made->poll_set_, made->event_fd_); !watched) return watched.failure();
+  if (auto watched = watch(made->gate_, made->poll_set_); !watched) return watched.failure();
   if (auto opened = made->open(); !opened) return opened.failure();
   return made;
 }
@@ -104,7 +121,7 @@ result<void> ucx_worker::open() {
   if (auto made = make_worker(worker_); !made) return made;
   int ucx_fd = -1;  // closed, and so out of the poll set, with the worker
   if (auto got = ucx_check(ucp_worker_get_efd(worker_, &ucx_fd), "give a descriptor to wait on"); !got) return got;
-  if (auto watched = watch(ucx_fd); !watched) return watched;
+  if (auto watched = watch(poll_set_, ucx_fd); !watched) return watched;
   const auto heard = [](void* argument, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*) {
     static_cast<ucx_worker*>(argument)->heard_ = true;
     return UCS_OK;
@@ -115,16 +132,8 @@ result<void> ucx_worker::open() {
 result<void> ucx_worker::make_worker(ucp_worker_h& out) {
   ucp_worker_params_t parameters{};
   parameters.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  parameters.thread_mode = UCS_THREAD_MODE_SINGLE;
+  parameters.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   return ucx_check(ucp_worker_create(context_, &parameters, &out), "create a worker");
-}
-
-result<void> ucx_worker::watch(int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
-  if (epoll_ctl(poll_set_, EPOLL_CTL_ADD, fd, &event) != 0) return system_error("watch a descriptor");
-  return {};
 }
 
 result<void> ucx_worker::reopen() {
@@ -135,7 +144,10 @@ result<void> ucx_worker::reopen() {
 void ucx_worker::close_ucx() {
   stop_listening();
   if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
-  if (context_ != nullptr) ucp_cleanup(std::exchange(context_, nullptr));
+  // UCX aborts the process when a worker is destroyed that has unfinished requests, or its context is.
+  const bool in_use = std::exchange(left_behind_, false);
+  if (context_ != nullptr && !in_use) ucp_cleanup(context_);
+  context_ = nullptr;
 }
 
 bool ucx_worker::hears() {
@@ -143,7 +155,7 @@ bool ucx_worker::hears() {
   // From another worker, so that it takes the way that other processes' messages take.
   ucp_worker_h made = nullptr;
   if (!make_worker(made)) return true;
-  const std::unique_ptr<ucp_worker, void (*)(ucp_worker_h)> other(made, ucp_worker_destroy);
+  std::unique_ptr<ucp_worker, void (*)(ucp_worker_h)> other(made, ucp_worker_destroy);
   const ucp_ep_h endpoint = connect_to_itself(made);
   if (endpoint == nullptr) return true;
 
@@ -155,21 +167,31 @@ bool ucx_worker::hears() {
   const ucs_status_ptr_t sent =
       ucp_am_send_nbx(endpoint, message_id_hears, &header, sizeof header, nullptr, 0, &parameters);
   const bool tried = !UCS_PTR_IS_ERR(sent);
-  constexpr uint64_t longest_ns = 100'000'000;
-  constexpr uint32_t rounds_least = 1000;  // however little of that time this thread was given
-  const uint64_t begun_ns = wire_time_ns();
-  for (uint32_t round = 0; tried && !heard_; ++round) {
-    if (round >= rounds_least && wire_time_ns() - begun_ns > longest_ns) break;
-    ucp_worker_progress(made);
-    ucp_worker_progress(worker_);
-  }
+  const auto progress_until = [&](auto done) {
+    constexpr uint64_t longest_ns = 100'000'000;
+    constexpr uint32_t rounds_least = 1000;  // however little of that time this thread was given
+    const uint64_t begun_ns = wire_time_ns();
+    for (uint32_t round = 0; !done(); ++round) {
+      if (round >= rounds_least && wire_time_ns() - begun_ns > longest_ns) return false;
+      ucp_worker_progress(made);
+      ucp_worker_progress(worker_);
+    }
+    return true;
+  };
+  if (tried) progress_until([&] { return heard_; });
 
   parameters.flags = UCP_EP_CLOSE_FLAG_FORCE;
   const ucs_status_ptr_t closing = ucp_ep_close_nbx(endpoint, &parameters);
   for (const ucs_status_ptr_t request : {closing, sent}) {
     if (!UCS_PTR_IS_PTR(request)) continue;
-    while (ucp_request_check_status(request) == UCS_INPROGRESS) ucp_worker_progress(made);
-    ucp_request_free(request);
+    if (progress_until([&] { return ucp_request_check_status(request) != UCS_INPROGRESS; })) {
+      ucp_request_free(request);
+    } else {
+      // A queue that is full as well takes nothing, not even the end of a connection.
+      (void)other.release();
+      left_behind_ = true;
+      break;
+    }
   }
   return heard_ || !tried;
 }
@@ -189,6 +211,7 @@ ucp_ep_h ucx_worker::connect_to_itself(ucp_worker_h from) {
 
 ucx_worker::~ucx_worker() {
   close_ucx();
+  if (gate_ >= 0) close(gate_);
   if (poll_set_ >= 0) close(poll_set_);
   if (event_fd_ >= 0) close(event_fd_);
 }
@@ -229,13 +252,27 @@ result<void> ucx_worker::on_message(unsigned id, ucp_am_recv_callback_t handler,
   return ucx_check(ucp_worker_set_am_recv_handler(worker_, &parameters), "register a message handler");
 }
 
-void ucx_worker::wait(int timeout_ms) {
-  const ucs_status_t armed = ucp_worker_arm(worker_);
-  if (armed == UCS_OK) {
-    epoll_event events[2];
-    epoll_wait(poll_set_, events, 2, timeout_ms);
-  }  // BUSY: something arrived meanwhile; any other failure must not stop progress either
-  sleeping_.store(false);
+bool ucx_worker::arm() {
+  // BUSY: something arrived meanwhile; any other failure must not stop progress either.
+  return ucp_worker_arm(worker_) == UCS_OK;
+}
+
+void ucx_worker::wait(uint64_t timeout_ns) { wait_for(poll_set_, timeout_ns); }
+
+void ucx_worker::wait_at_gate(uint64_t timeout_ns) { wait_for(gate_, timeout_ns); }
+
+void ucx_worker::open_gate() { set_gate(EPOLLIN); }
+
+void ucx_worker::close_gate() { set_gate(0); }
+
+void ucx_worker::set_gate(uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  epoll_ctl(gate_, EPOLL_CTL_MOD, poll_set_, &event);
+}
+
+void ucx_worker::cancel_sleep() {
+  if (sleeping_.exchange(false)) return;  // nobody called `wake`
   uint64_t count = 0;
   while (read(event_fd_, &count, sizeof count) > 0) {}
 }

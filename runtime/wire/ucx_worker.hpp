@@ -1,8 +1,7 @@
-// UCX's objects for one wire (context, worker, listener) and the sleep of its progress thread.
+// UCX's objects for one wire (context, worker, listener) and the sleep of the thread that runs them.
 //
-// Owned by a wire's engine. The progress thread alone makes and calls it (UCX runs in its
-// single-threaded mode), and it is destroyed once that thread has ended; only `wake` may be called from
-// other threads.
+// Owned by a wire's engine. The progress thread makes it, and it is destroyed once that thread has ended; one thread at
+// a time calls it. Only `wake` and `wait_at_gate` may be called meanwhile.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -39,7 +38,7 @@ class ucx_worker {
   // False when messages through shared memory do not arrive any more: each process that writes into the receive queue
   // takes a place first and fills it then, and one that was killed in between leaves a place at which the queue waits
   // for ever (UCX 1.13, `uct_mm_ep_am_common_send`). Sends one to itself and progresses until it has come, 100 ms at
-  // most; true when that could not be tried. Handlers may be called meanwhile.
+  // most; true when that could not be tried. Handlers may be called meanwhile. After false `reopen` is next.
   bool hears();
 
   // UCX's objects anew: no connection, no listener, no handler remains. Requires: as the destructor.
@@ -53,13 +52,19 @@ class ucx_worker {
   // True when something happened.
   bool progress() { return ucp_worker_progress(worker_) != 0; }
 
-  // Sleeping, in three steps: announce it, look once more for work that other threads left, then wait
-  // or give up. A `wake` after the announcement ends the wait.
+  // Sleeping, in steps: announce it, look once more for work that other threads left, arm, wait if all that found
+  // nothing, and cancel the announcement. A `wake` after the announcement ends the wait.
   void announce_sleep() { sleeping_.store(true); }
-  void wait(int timeout_ms);
-  void cancel_sleep() { sleeping_.store(false); }
+  bool arm();  // false: something has arrived
+  void wait(uint64_t timeout_ns);
+  void cancel_sleep();
 
-  // Any thread. Costs one load unless the progress thread sleeps.
+  // The wait of a thread for which others may step in: while the gate is closed only time ends it.
+  void wait_at_gate(uint64_t timeout_ns);
+  void open_gate();
+  void close_gate();
+
+  // Any thread. Costs one load unless a sleep is announced.
   void wake();
 
  private:
@@ -67,19 +72,21 @@ class ucx_worker {
       : transports_(std::move(transports)), one_machine_(one_machine) {}
   result<void> open();
   result<void> make_worker(ucp_worker_h& out);
-  result<void> watch(int fd);
   ucp_ep_h connect_to_itself(ucp_worker_h from);  // null: it could not
   void close_ucx();
+  void set_gate(uint32_t events);
 
   const std::string transports_;
   const bool one_machine_;
-  bool heard_ = false;  // what `hears` sent
+  bool heard_ = false;        // what `hears` sent
+  bool left_behind_ = false;  // a worker of `context_` that could not be ended
 
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
   int event_fd_ = -1;  // ours
   int poll_set_ = -1;  // epoll of UCX's descriptor and ours
+  int gate_ = -1;      // epoll of `poll_set_`
   std::atomic<bool> sleeping_{false};
 };
 

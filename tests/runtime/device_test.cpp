@@ -120,21 +120,53 @@ TEST_CASE("rows from several sources become one launch that reads the expert's w
 }
 
 TEST_CASE("whoever runs a completion hears whether the device has more to do") {
-  std::atomic<int> completions{0}, with_more{0};
-  const completion_runner runner = [&](function_ref<void()> complete, function_ref<bool()> idle) {
-    complete();
-    ++completions;
-    with_more += idle() ? 0 : 1;
+  struct counting final : between_tasks {
+    std::atomic<int> completions{0}, with_more{0};
+    void complete(function_ref<void()> complete, function_ref<bool()> idle) override {
+      complete();
+      ++completions;
+      with_more += idle() ? 0 : 1;
+    }
   };
-  cpu_device device(kernels::compute::make(kernels::profile::f32), 1, default_ranks, {}, runner);
+  const auto between = std::make_shared<counting>();
+  cpu_device device(kernels::compute::make(kernels::profile::f32), 1, default_ranks, {}, between);
   blocking_stage first, second;
   device.submit(first);
   device.submit(second);
   first.go = second.go = true;
-  REQUIRE(eventually([&] { return completions == 2; }));
+  REQUIRE(eventually([&] { return between->completions == 2; }));
   CHECK(first.done == 1);
   CHECK(second.done == 1);
-  CHECK(with_more == 1);
+  CHECK(between->with_more == 1);
+  device.stop();
+}
+
+TEST_CASE("a device without a task waits where it is told to, or by itself, and hears of each new one either way") {
+  struct waiting_room final : between_tasks {
+    std::atomic<bool> closed{false}, told{false};
+    std::atomic<int> waits{0}, begun{0};
+    bool wait(function_ref<bool()> ready, uint64_t) override {
+      if (closed) return false;
+      ++waits;
+      while (!ready()) {
+        while (!told.exchange(false)) std::this_thread::yield();
+      }
+      return true;
+    }
+    void task_begins() override { ++begun; }
+    void end_wait() override { told = true; }
+  };
+  const auto room = std::make_shared<waiting_room>();
+  cpu_device device(kernels::compute::make(kernels::profile::f32), 1, default_ranks, {}, room);
+  for (int i = 0; i < 50; ++i) {
+    if (i == 25) room->closed = true;
+    blocking_stage stage;
+    stage.go = true;
+    device.submit(stage);
+    REQUIRE(eventually([&] { return stage.done == 1; }));
+  }
+  CHECK(room->waits >= 25);
+  CHECK(room->begun == 50);
   device.stop();
 }
 
