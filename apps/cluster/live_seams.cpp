@@ -175,7 +175,9 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   combine_pool_ = std::make_shared<buffer_pool>(memory.combine_bytes);
   bulk_pool_ = std::make_shared<buffer_pool>(bulk_pool_bytes);
   const bool all_taken = compute_takes_all(allowed, settings.nodes, settings.threads_per_node);
-  const bool shared = all_taken && cpus_.empty();
+  const auto listen = parse_address(options_.wire_host + ":0");
+  const bool on_one_machine = settings.nodes_limit() > 1 && listen && is_loopback(*listen);
+  const bool shared = on_one_machine && all_taken && cpus_.empty();
   const auto leader = std::make_shared<leader_between_tasks>(*system_, handlers_most,
                                                              shared      ? leader_between_tasks::cpus::shared
                                                              : all_taken ? leader_between_tasks::cpus::all_taken
@@ -202,8 +204,6 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   options.listen = options_.wire_host + ":0";
   options.payload_checksum = settings.payload_checksum;
   options.transports = settings.transports;
-  const auto listen = parse_address(options.listen);
-  const bool on_one_machine = listen && is_loopback(*listen);
   if (on_one_machine && all_taken) {
     options.spin_us = spin_us_on_shared_cpus;
     options.spin_large_us = 0;
@@ -228,7 +228,7 @@ result<void> live_seams::open(node_id node, incarnation_id incarnation, const se
   auto made = ucx_wire::make(std::move(options));
   if (!made) return made.failure();
   ucx_ = made->get();
-  if (on_one_machine && shared) leader->take_turns_of(*ucx_);
+  if (shared) leader->take_turns_of(*ucx_);
   if (settings.fault_cut_ms > 0)
     saboteur_ = std::jthread([this, period = settings.fault_cut_ms, node = node.value, nodes = settings.nodes_limit()](
                                  const std::stop_token& stop) { cut_connections(stop, period, node, nodes); });

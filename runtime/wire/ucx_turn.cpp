@@ -85,10 +85,11 @@ void ucx_wire::engine::end_wait() {
 void ucx_wire::engine::end_turn() {
   // What is left after so many steps is the progress thread's.
   int steps = 0;
-  do {
-    worker_->cancel_sleep();
+  for (;;) {
     while (step(wire_time_ns()) && ++steps < last_steps_most) {}
-  } while (!may_sleep() && ++steps < last_steps_most);
+    if (may_sleep() || ++steps >= last_steps_most) break;
+    worker_->cancel_sleep();
+  }
   const bool over = wire_time_ns() + sleep_max_ns() < wakes_at_ns_;
   if (steps >= last_steps_most || over) worker_->wake();
   whose_turn_ = std::thread::id();

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -69,8 +70,8 @@ result<void> watch(int set, int fd) {
 void wait_for(int set, uint64_t timeout_ns) {
   constexpr uint64_t second = 1'000'000'000;
   const timespec longest{static_cast<time_t>(timeout_ns / second), static_cast<long>(timeout_ns % second)};
-  epoll_event events[2];
-  epoll_pwait2(set, events, 2, &longest, nullptr);
+  pollfd one{set, POLLIN, 0};
+  ppoll(&one, 1, &longest, nullptr);
 }
 
 }  // namespace
@@ -144,7 +145,7 @@ result<void> ucx_worker::reopen() {
 void ucx_worker::close_ucx() {
   stop_listening();
   if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
-  // UCX aborts the process when a worker is destroyed that has unfinished requests, or its context is.
+  // UCX aborts the process when a worker is destroyed that has unfinished requests; so its context stays, too.
   const bool in_use = std::exchange(left_behind_, false);
   if (context_ != nullptr && !in_use) ucp_cleanup(context_);
   context_ = nullptr;

@@ -10,11 +10,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -166,6 +168,26 @@ struct pair_of_wires {
   static constexpr endpoint at_one{1, 5, 11};
   static constexpr endpoint at_two{2, 5, 22};
 };
+
+// `settle` of `two` waits for a delivery that had begun, and for none on the thread that delivers.
+inline void check_settling(pair_of_wires& pair) {
+  std::promise<void> begun;
+  std::atomic<bool> settling{false};
+  std::atomic<bool> over{false};
+  pair.two->attach(5, [&](const micro_batch&) {
+    pair.two->settle();
+    begun.set_value();
+    while (!settling) std::this_thread::yield();
+    std::this_thread::sleep_for(20ms);  // in which a `settle` that does not wait would return
+    over = true;
+  });
+  REQUIRE(pair.one->send(pair.at_two, patterned(pair.pool, 100, 1)));
+  begun.get_future().wait();
+  pair.two->detach(5);
+  settling = true;
+  pair.two->settle();
+  CHECK(over);
+}
 
 // What is logged during its lifetime, which may outlast no wire that logs.
 class captured_log {

@@ -117,29 +117,16 @@ TEST_CASE("there is no turn while the progress thread is at work") {
 }
 
 TEST_CASE(
-    "a thread that waits in its turn obeys: connections are made and cut, and settling waits for its deliveries") {
+    "a thread that waits in its turn obeys: connections are made and dropped, and settling waits for its deliveries") {
   pair_of_wires pair;
-  std::promise<void> begun;
-  std::atomic<bool> settling{false}, over{false}, stop{false};
-  pair.two->attach(5, [&](const micro_batch&) {
-    pair.two->settle();
-    begun.set_value();
-    while (!settling) std::this_thread::yield();
-    std::this_thread::sleep_for(20ms);
-    over = true;
-  });
+  std::atomic<bool> stop{false};
   std::thread leader([&] {
     take_turn(*pair.two);
     pair.two->wait([&] { return stop.load(); }, for_ever);
     pair.two->end_turn();
   });
   pair.connect();
-  REQUIRE(pair.one->send(pair.at_two, patterned(pair.pool, 100, 1)));
-  begun.get_future().wait();
-  pair.two->detach(5);
-  settling = true;
-  pair.two->settle();
-  CHECK(over);
+  check_settling(pair);
   pair.two->disconnect(1);
   CHECK(eventually([&] { return pair.events_one.count(2, 22, false) == 1; }));
   stop = true;
@@ -155,8 +142,7 @@ TEST_CASE("with turns taken at any time nothing is lost, twice there, or left wa
   // Each message is answered by whoever delivers it.
   pair.two->attach(5, [&](const micro_batch& arrived) {
     ++at_two;
-    REQUIRE(
-        send_patiently(*pair.two, pair.at_one, patterned(pair.pool, arrived.payload ? arrived.payload->size : 0, 1)));
+    CHECK(send_patiently(*pair.two, pair.at_one, patterned(pair.pool, arrived.payload ? arrived.payload->size : 0, 1)));
   });
   pair.connect();
   constexpr int rounds = 400;

@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
-#include <future>
 #include <random>
 #include <thread>
 #include <vector>
@@ -269,23 +268,8 @@ TEST_CASE("a message to a slot without a receiver is dropped and counted") {
 
 TEST_CASE("settling waits for a delivery that had begun, and for none on the progress thread") {
   pair_of_wires pair;
-  std::promise<void> begun;
-  std::atomic<bool> settling{false};
-  std::atomic<bool> over{false};
-  pair.two->attach(5, [&](const micro_batch&) {
-    pair.two->settle();
-    begun.set_value();
-    while (!settling) std::this_thread::yield();
-    std::this_thread::sleep_for(20ms);  // in which a `settle` that does not wait would return
-    over = true;
-  });
   pair.connect();
-  REQUIRE(pair.one->send(pair.at_two, patterned(pair.pool, 100, 1)));
-  begun.get_future().wait();
-  pair.two->detach(5);
-  settling = true;
-  pair.two->settle();
-  CHECK(over);
+  check_settling(pair);
 }
 
 TEST_CASE("a wire lets one handler run on its thread for a message unless its options say otherwise") {
