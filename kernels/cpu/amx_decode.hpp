@@ -66,6 +66,21 @@ struct e4m3_decoder {
   }
 };
 
+// The same by shifts, which take two instructions more and none of the places in which multiply-adds run.
+struct e4m3_shift_decoder {
+  const __m512i bits = _mm512_set1_epi16(static_cast<short>(0x87f0)), bias = _mm512_set1_epi16(120 << 7);
+
+  [[gnu::always_inline]] inline void decode(__m512i code, __m512i& first, __m512i& second) const {
+    first = decoded(_mm512_unpacklo_epi8(_mm512_setzero_si512(), code));
+    second = decoded(_mm512_unpackhi_epi8(_mm512_setzero_si512(), code));
+  }
+
+ private:
+  [[gnu::always_inline]] inline __m512i decoded(__m512i upper) const {
+    return _mm512_add_epi16(_mm512_and_si512(_mm512_srai_epi16(upper, 4), bits), bias);
+  }
+};
+
 [[gnu::always_inline]] inline bool is_marked(const uint64_t* marks, int step) {
   return marks[step / 64] >> step % 64 & 1;
 }
@@ -97,28 +112,38 @@ template <int Level>
   decode_e4m3_tile<Level>(e4m3_table_decoder(), codes, out, ahead);
 }
 
-// Decodes a tile of coded BF16 but for its exceptions. upper: the weight's table in each 16-byte lane. Fetches nothing
-// if `near` is 0.
+// Decodes rows 2q and 2q + 1 of a tile of coded BF16 but for their exceptions. upper: the weight's table in each
+// 16-byte lane.
+[[gnu::always_inline]] inline void decode_coded_rows(__m512i upper, const std::byte* codes, int q, __m512i& first,
+                                                     __m512i& second) {
+  const std::byte* group = codes + q / 2 * coded_group_bytes;
+  const __m512i pairs = _mm512_load_si512(group);
+  const __m512i code = _mm512_and_si512(q % 2 == 0 ? pairs : _mm512_srli_epi16(pairs, 4), _mm512_set1_epi8(15));
+  const __m512i low = _mm512_load_si512(group + 64 + q % 2 * 64), high = _mm512_shuffle_epi8(upper, code);
+  first = _mm512_unpacklo_epi8(low, high);
+  second = _mm512_unpackhi_epi8(low, high);
+}
+
+// Fetches what of a tile of coded BF16 these rows are made of.
+template <int Level>
+[[gnu::always_inline]] inline void fetch_coded_rows(const std::byte* codes, int q) {
+  const std::byte* group = codes + q / 2 * coded_group_bytes;
+  if (q % 2 == 0) __builtin_prefetch(group, 0, Level);
+  __builtin_prefetch(group + 64 + q % 2 * 64, 0, Level);
+}
+
+// Decodes a whole such tile. Fetches nothing if `near` is 0.
 template <int Level>
 [[gnu::always_inline]] inline void decode_tile(__m512i upper, const std::byte* codes, uint16_t* out,
                                                const fetch_distance& ahead) {
-  const __m512i nibble = _mm512_set1_epi8(15);
 #pragma GCC unroll 4
-  for (int group = 0; group < tile_rows / coded_group_rows; ++group, codes += coded_group_bytes, out += 128) {
-    if (ahead.near != 0) {
-      __builtin_prefetch(codes + ahead.near, 0, Level);
-      __builtin_prefetch(codes + ahead.near + 64, 0, Level);
-      __builtin_prefetch(codes + ahead.near + 128, 0, Level);
-    }
-    if (ahead.far != 0 && group % 2 == 0) __builtin_prefetch(codes + ahead.far, 0, 1);
-    const __m512i pairs = _mm512_load_si512(codes);
-    const __m512i low[2] = {_mm512_load_si512(codes + 64), _mm512_load_si512(codes + 128)};
-    const __m512i high[2] = {_mm512_shuffle_epi8(upper, _mm512_and_si512(pairs, nibble)),
-                             _mm512_shuffle_epi8(upper, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), nibble))};
-    _mm512_store_si512(out, _mm512_unpacklo_epi8(low[0], high[0]));
-    _mm512_store_si512(out + 32, _mm512_unpackhi_epi8(low[0], high[0]));
-    _mm512_store_si512(out + 64, _mm512_unpacklo_epi8(low[1], high[1]));
-    _mm512_store_si512(out + 96, _mm512_unpackhi_epi8(low[1], high[1]));
+  for (int q = 0; q < tile_rows / 2; q += 2) {
+    for (int i = q; ahead.near != 0 && i < q + 2; ++i) fetch_coded_rows<Level>(codes + ahead.near, i);
+    if (ahead.far != 0 && q % 4 == 0) __builtin_prefetch(codes + q / 2 * coded_group_bytes + ahead.far, 0, 1);
+    __m512i rows[4];
+    decode_coded_rows(upper, codes, q, rows[0], rows[1]);
+    decode_coded_rows(upper, codes, q + 1, rows[2], rows[3]);
+    for (int i = 0; i < 4; ++i) _mm512_store_si512(out + q * 64 + i * 32, rows[i]);
   }
 }
 

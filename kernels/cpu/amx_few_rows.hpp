@@ -11,7 +11,7 @@ namespace troupe::kernels {
 namespace {
 
 // Rows that may pass so, at most; T::few_rows says up to how many are faster so than in tiles.
-constexpr int few_rows_max = 8;
+constexpr int few_rows_max = 16;
 // Column tiles that pass together: four panels, because the processor fetches several streams faster than one.
 constexpr int few_tiles_together = 8;
 
@@ -52,8 +52,9 @@ struct decoded_rows {
   [[gnu::always_inline]] inline tile_row_pair pair(int q) const { return load_pair(tile, q); }
 };
 
-// Where column tiles of a product over `T` come from. open(t, step, at, next, use): column tile t's bytes at that step
-// are at `at`, and those that it is to fetch at `next`; calls use(rows), where rows.pair(q) gives the tile's rows.
+// Where column tiles of a product of `Rows` rows over `T` come from. open<Rows>(t, step, at, next, use): column tile
+// t's bytes at that step are at `at`, and those that it is to fetch at `next`; calls use(rows), where rows.pair(q)
+// gives the tile's rows.
 template <class T>
 struct bf16_source {
   static constexpr weight_storage storage = weight_storage::bf16;
@@ -67,7 +68,7 @@ struct bf16_source {
   };
 
   void add(const amx_product&, int, int) {}
-  template <class Use>
+  template <int Rows, class Use>
   [[gnu::always_inline]] inline void open(int, int, const std::byte* at, const std::byte* next, Use use) {
     use(straight_rows{at, next});
   }
@@ -76,9 +77,10 @@ struct bf16_source {
 template <class T>
 struct e4m3_source {
   static constexpr weight_storage storage = weight_storage::e4m3;
+  template <class Decoder>
   struct straight_rows {
     const std::byte *tile, *ahead;
-    const e4m3_decoder& decoder;
+    Decoder decoder;
     [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
       __builtin_prefetch(ahead + q * 64, 0, T::fetch_level);
       tile_row_pair rows;
@@ -86,7 +88,6 @@ struct e4m3_source {
       return rows;
     }
   };
-  const e4m3_decoder decoder{};
   const uint64_t* rare[few_tiles_together];
   alignas(64) uint16_t decoded[tile_elements];
 
@@ -94,21 +95,32 @@ struct e4m3_source {
     rare[t] = call.rare_tiles(tile);
     __builtin_prefetch(rare[t]);
   }
-  template <class Use>
+  template <int Rows, class Use>
   [[gnu::always_inline]] inline void open(int t, int step, const std::byte* at, const std::byte* next, Use use) {
     if (is_marked(rare[t], step)) {
       decode_rare_tile<T::fetch_level>(at, decoded, {next - at, 0});
       use(decoded_rows{decoded});
     } else {
-      use(straight_rows{at, next, decoder});
+      use(straight_rows<typename T::template e4m3_decoder_of<Rows>>{at, next, {}});
     }
   }
 };
 
-// Decodes a whole tile first: so a later one is fetched and decoded while this one's sums wait for each other.
+// Few rows wait for memory, and for their own sums: a whole tile is decoded first, so that a later one is fetched and
+// decoded meanwhile. For more rows tiles are decoded in registers.
 template <class T>
 struct coded_source {
   static constexpr weight_storage storage = weight_storage::bf16_coded;
+  struct straight_rows {
+    const std::byte *tile, *ahead;
+    __m512i upper;
+    [[gnu::always_inline]] inline tile_row_pair pair(int q) const {
+      fetch_coded_rows<T::fetch_level>(ahead, q);
+      tile_row_pair rows;
+      decode_coded_rows(upper, tile, q, rows.first, rows.second);
+      return rows;
+    }
+  };
   const uint8_t* upper[few_tiles_together];
   exception_cursor exceptions[few_tiles_together];
   alignas(64) uint16_t decoded[tile_elements];
@@ -118,59 +130,53 @@ struct coded_source {
     exceptions[t] = call.exceptions(tile);
     __builtin_prefetch(exceptions[t].next);
   }
-  template <class Use>
+  template <int Rows, class Use>
   [[gnu::always_inline]] inline void open(int t, int step, const std::byte* at, const std::byte* next, Use use) {
-    decode_tile<T::fetch_level>(load_upper_bytes(upper[t]), at, decoded, {next - at, 0});
+    const __m512i bytes = load_upper_bytes(upper[t]);
+    if constexpr (Rows >= T::rows_to_decode_in_registers)
+      if (!exceptions[t].any(step)) [[likely]]
+        return use(straight_rows{at, next, bytes});
+    decode_tile<T::fetch_level>(bytes, at, decoded, {next - at, 0});
     exceptions[t].mend(step, decoded);
     finish_stores();
     use(decoded_rows{decoded});
   }
 };
 
-// Sums of some column tiles and few rows.
+// Sums of some column tiles and few rows: [tiles][rows][16].
 struct few_sums {
-  alignas(64) float tile[few_tiles_together][few_rows_max][tile_columns];
+  alignas(64) float all[few_tiles_together * few_rows_max * tile_columns];
 };
 
-// sums = x W^T over `steps` steps from `first_step` on, where w[t] is column tile t and x begins. Each step fetches
-// the tiles of the step T::few_steps_ahead further; beyond the last one come those that lie `after` bytes from w[t].
-// Denormals must count as zero; a function of its own, because compilers move arithmetic over a change of that mode.
+// sums [tiles][Rows][16] = x W^T over `steps` steps from `first_step` on, where w[t] is column tile t and x begins.
+// Each step fetches the tiles of the step T::few_steps_ahead further; beyond the last one come those that lie `after`
+// bytes from w[t]. Denormals must count as zero; a function of its own, because compilers move arithmetic over a change
+// of that mode.
 template <class T, int Rows, class Source>
 [[gnu::noinline]] void stream_steps(const uint16_t* x, Source& from, const std::byte* const* w, int tiles,
-                                    int first_step, int steps, ptrdiff_t after, few_sums& sums) {
+                                    int first_step, int steps, ptrdiff_t after, float* sums) {
   constexpr ptrdiff_t step_bytes = 2 * tile_bytes(Source::storage);
   constexpr int ahead = T::few_steps_ahead;
-  for (int t = 0; t < tiles; ++t)
-    for (int r = 0; r < Rows; ++r) _mm512_store_ps(sums.tile[t][r], _mm512_setzero_ps());
+  for (int i = 0; i < tiles * Rows; ++i) _mm512_store_ps(sums + i * tile_columns, _mm512_setzero_ps());
   for (int step = 0; step < steps; ++step, x += tile_elements) {
     const typename T::template few_inputs<Rows> inputs(x);
     for (int t = 0; t < tiles; ++t) {
       const std::byte* at = w[t] + ptrdiff_t{step} * step_bytes;
-      from.open(
+      from.template open<Rows>(
           t, first_step + step, at,
           step + ahead < steps ? at + ahead * step_bytes : w[t] + after + (step + ahead - steps) * step_bytes,
-          [&](const auto& rows) __attribute__((always_inline)) { inputs.add(rows, sums.tile[t]); });
+          [&](const auto& rows) __attribute__((always_inline)) { inputs.add(rows, sums + t * Rows * tile_columns); });
     }
   }
 }
 
-template <class T, class Source>
+template <class T, class Source, int Rows = 1>
 void stream_steps(int rows, const uint16_t* x, Source& from, const std::byte* const* w, int tiles, int first_step,
-                  int steps, ptrdiff_t after, few_sums& sums) {
-  switch (rows) {
-    case 1: return stream_steps<T, 1>(x, from, w, tiles, first_step, steps, after, sums);
-    case 2: return stream_steps<T, 2>(x, from, w, tiles, first_step, steps, after, sums);
-    case 3: return stream_steps<T, 3>(x, from, w, tiles, first_step, steps, after, sums);
-    case 4: return stream_steps<T, 4>(x, from, w, tiles, first_step, steps, after, sums);
-  }
-  if constexpr (T::few_rows > 4) {
-    switch (rows) {
-      case 5: return stream_steps<T, 5>(x, from, w, tiles, first_step, steps, after, sums);
-      case 6: return stream_steps<T, 6>(x, from, w, tiles, first_step, steps, after, sums);
-      case 7: return stream_steps<T, 7>(x, from, w, tiles, first_step, steps, after, sums);
-      case 8: return stream_steps<T, 8>(x, from, w, tiles, first_step, steps, after, sums);
-    }
-  }
+                  int steps, ptrdiff_t after, float* sums) {
+  if (rows == Rows)
+    stream_steps<T, Rows>(x, from, w, tiles, first_step, steps, after, sums);
+  else if constexpr (Rows < T::few_rows)
+    stream_steps<T, Source, Rows + 1>(rows, x, from, w, tiles, first_step, steps, after, sums);
 }
 
 // Column tiles, perhaps of several weights of one shape and storage, that multiply one input of at most T::few_rows
@@ -196,7 +202,7 @@ class few_tiles {
       multiply_scaled(call, after, sums);
     } else {
       const denormals_are_zero mode;
-      stream_steps<T>(call.m, call.x, from_, w_, count_, 0, tile_steps(call.k), after, sums);
+      stream_steps<T>(call.m, call.x, from_, w_, count_, 0, tile_steps(call.k), after, sums.all);
     }
   }
 
@@ -206,13 +212,14 @@ class few_tiles {
 
   // Some blocks at a time, because scales are applied without that mode, and to change it takes a while.
   void multiply_scaled(const amx_product& call, ptrdiff_t after, few_sums& sums) {
-    constexpr int blocks_together = 4;
-    few_sums partial[blocks_together];
+    constexpr int blocks_of_few = 4, blocks_of_many = 2;  // up to half of the rows, and more
+    alignas(64) float partial[sizeof(few_sums) / sizeof(float) * blocks_of_many];
+    const int together = call.m <= few_rows_max / 2 ? blocks_of_few : blocks_of_many;
     const int steps = tile_steps(call.k), blocks = scale_blocks(call.k);
-    for (int t = 0; t < count_; ++t)
-      for (int r = 0; r < call.m; ++r) _mm512_store_ps(sums.tile[t][r], _mm512_setzero_ps());
-    for (int first = 0; first < blocks; first += blocks_together) {
-      const int count = blocks - first < blocks_together ? blocks - first : blocks_together;
+    const ptrdiff_t block_sums = ptrdiff_t{count_} * call.m * tile_columns;
+    for (ptrdiff_t i = 0; i < block_sums; i += tile_columns) _mm512_store_ps(sums.all + i, _mm512_setzero_ps());
+    for (int first = 0; first < blocks; first += together) {
+      const int count = blocks - first < together ? blocks - first : together;
       {
         const denormals_are_zero mode;
         for (int i = 0; i < count; ++i) {
@@ -221,23 +228,23 @@ class few_tiles {
           const ptrdiff_t bytes = ptrdiff_t{steps_of_block} * 2 * tile_bytes(Source::storage);
           after -= bytes;
           stream_steps<T>(call.m, call.x + ptrdiff_t{step} * tile_elements, from_, w_, count_, step, steps_of_block,
-                          first + i + 1 < blocks ? bytes : bytes + after, partial[i]);
+                          first + i + 1 < blocks ? bytes : bytes + after, partial + i * block_sums);
           for (int t = 0; t < count_; ++t) w_[t] += bytes;
         }
       }
-      add_scaled(call.m, first, count, partial, sums);
+      add_scaled(call.m, first, count, partial, sums.all);
     }
   }
 
-  [[gnu::noinline]] void add_scaled(int rows, int first_block, int count, const few_sums* partial,
-                                    few_sums& sums) const {
-    for (int i = 0; i < count; ++i)
+  [[gnu::noinline]] void add_scaled(int rows, int first_block, int count, const float* partial, float* sums) const {
+    for (int i = 0; i < count; ++i) {
+      float* to = sums;
       for (int t = 0; t < count_; ++t) {
         const __m512 scale = _mm512_set1_ps(scales_[t][first_block + i]);
-        for (int r = 0; r < rows; ++r)
-          _mm512_store_ps(sums.tile[t][r], _mm512_fmadd_ps(scale, _mm512_load_ps(partial[i].tile[t][r]),
-                                                           _mm512_load_ps(sums.tile[t][r])));
+        for (int r = 0; r < rows; ++r, to += tile_columns, partial += tile_columns)
+          _mm512_store_ps(to, _mm512_fmadd_ps(scale, _mm512_load_ps(partial), _mm512_load_ps(to)));
       }
+    }
   }
 
   Source from_;

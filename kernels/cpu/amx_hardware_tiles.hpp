@@ -43,7 +43,7 @@ struct hardware_tiles {
     }
 
     template <class TileRows>
-    [[gnu::always_inline]] inline void add(const TileRows& w, float (*sums)[tile_columns]) const {
+    [[gnu::always_inline]] inline void add(const TileRows& w, float* sums) const {
       __m512 even[Rows], odd[Rows];
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) even[r] = odd[r] = _mm512_setzero_ps();
@@ -64,8 +64,10 @@ struct hardware_tiles {
         }
       }
 #pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r)
-        _mm512_store_ps(sums[r], _mm512_add_ps(_mm512_load_ps(sums[r]), _mm512_add_ps(even[r], odd[r])));
+      for (int r = 0; r < Rows; ++r) {
+        float* to = sums + r * tile_columns;
+        _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_add_ps(even[r], odd[r])));
+      }
     }
 
    private:
@@ -75,7 +77,9 @@ struct hardware_tiles {
   };
 
   static constexpr bool chained = false;
-  static constexpr int fetch_level = 3, few_rows = 4, few_steps_ahead = 1;
+  static constexpr int fetch_level = 3, few_rows = 4, few_steps_ahead = 1, rows_to_decode_in_registers = 5;
+  template <int>
+  using e4m3_decoder_of = e4m3_decoder;
   struct mode {
     mode() {}  // not trivial, so that one which is not read is no unused variable
   };

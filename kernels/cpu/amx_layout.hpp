@@ -70,9 +70,13 @@ constexpr uint32_t exception_word(int step, int position, uint8_t upper) {
 struct exception_cursor {
   const uint32_t *next, *end;
 
+  // Whether this step's tile lacks something.
+  [[gnu::always_inline]] inline bool any(int step) const {
+    return next != end && *next >> 17 == static_cast<uint32_t>(step);
+  }
   // Puts what this step's tile lacks into it.
   [[gnu::always_inline]] inline void mend(int step, uint16_t* tile) {
-    for (; next != end && *next >> 17 == static_cast<uint32_t>(step); ++next) {
+    for (; any(step); ++next) {
       uint16_t& element = tile[*next >> 8 & (tile_elements - 1)];
       element = static_cast<uint16_t>((*next & 0xff) << 8 | (element & 0xff));
     }

@@ -266,7 +266,7 @@ void multiply_few(const amx_product& call, Sink sink) {
     for (int t = 0; t < count; ++t) tiles.add(call, tile + t);
     tiles.multiply(call, few_tiles_together / 2, sums);
     sink(finished_part{tile * tile_columns, count, {0, call.m}},
-         [&](int r, int c) { return avx512::load(sums.tile[c][r]); });
+         [&](int r, int c) { return avx512::load(sums.all + (c * call.m + r) * tile_columns); });
   }
 }
 
@@ -341,10 +341,11 @@ void gated_few(const amx_product& gate, const amx_product& up, uint16_t* out) {
     for (int t = 0; t < count; ++t) tiles.add(gate, tile + t);
     for (int t = 0; t < count; ++t) tiles.add(up, tile + t);
     tiles.multiply(gate, together / 2, sums);
+    const auto sums_of = [&](int t, int r) { return avx512::load(sums.all + (t * gate.m + r) * tile_columns); };
     for (int t = 0; t < count; ++t)
       store_gated<T>(
-          gate.n, (tile + t) * tile_columns, {0, gate.m}, [&](int r) { return avx512::load(sums.tile[t][r]); },
-          [&](int r) { return avx512::load(sums.tile[count + t][r]); }, out);
+          gate.n, (tile + t) * tile_columns, {0, gate.m}, [&](int r) { return sums_of(t, r); },
+          [&](int r) { return sums_of(count + t, r); }, out);
   }
 }
 

@@ -9,6 +9,8 @@
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "kernels/cpu/amx_few_rows.hpp"
 
 // So that the header also compiles where the command line does not enable these, as every header must.
@@ -20,10 +22,12 @@
 namespace troupe::kernels {
 namespace {
 
+constexpr int rows_in_registers = 8;  // their chains fill half of the registers
+
 // sums [Rows][16] += x w for one step: x [Rows][32], w.pair(q) the rows 2q and 2q + 1 of a tile. Denormals must count
-// as zero.
+// as zero. Requires: Rows <= rows_in_registers.
 template <int Rows, class TileRows>
-[[gnu::always_inline]] inline void add_chained(const uint16_t* x, const TileRows& w, float (*sums)[tile_columns]) {
+[[gnu::always_inline]] inline void add_chained(const uint16_t* x, const TileRows& w, float* sums) {
   const auto pair_at = [](const uint16_t* at) {
     int pair;
     __builtin_memcpy(&pair, at, sizeof pair);
@@ -43,20 +47,21 @@ template <int Rows, class TileRows>
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r)
-    _mm512_store_ps(sums[r], _mm512_add_ps(_mm512_load_ps(sums[r]), _mm512_add_ps(even[r], odd[r])));
+  for (int r = 0; r < Rows; ++r) {
+    float* to = sums + r * tile_columns;
+    _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_add_ps(even[r], odd[r])));
+  }
 }
 
 // The same of a whole tile; a function of its own, because compilers move arithmetic over a change of the mode.
 template <int Rows>
-[[gnu::noinline]] void add_tile(const uint16_t* x, const uint16_t* w, float (*sums)[tile_columns]) {
+[[gnu::noinline]] void add_tile(const uint16_t* x, const uint16_t* w, float* sums) {
   add_chained<Rows>(x, decoded_rows{w}, sums);
 }
 
 // The same for `rows` <= Rows.
 template <int Rows>
-[[gnu::always_inline]] inline void add_remainder(int rows, const uint16_t* x, const uint16_t* w,
-                                                 float (*sums)[tile_columns]) {
+[[gnu::always_inline]] inline void add_remainder(int rows, const uint16_t* x, const uint16_t* w, float* sums) {
   if (rows == Rows)
     add_tile<Rows>(x, w, sums);
   else if constexpr (Rows > 1)
@@ -65,8 +70,10 @@ template <int Rows>
 
 struct vector_tiles {
   static constexpr bool chained = true;
-  static constexpr int fetch_level = 1, few_rows = 8, few_steps_ahead = 2;
+  static constexpr int fetch_level = 1, few_rows = 16, few_steps_ahead = 2, rows_to_decode_in_registers = 4;
   using mode = denormals_are_zero;
+  template <int Rows>
+  using e4m3_decoder_of = std::conditional_t<(Rows >= 4), e4m3_shift_decoder, e4m3_decoder>;
 
   template <int Rows>
   struct few_inputs {
@@ -74,8 +81,14 @@ struct vector_tiles {
     explicit few_inputs(const uint16_t* rows) : x(rows) {}
 
     template <class TileRows>
-    [[gnu::always_inline]] inline void add(const TileRows& w, float (*sums)[tile_columns]) const {
-      add_chained<Rows>(x, w, sums);
+    [[gnu::always_inline]] inline void add(const TileRows& w, float* sums) const {
+      if constexpr (Rows <= rows_in_registers) {
+        add_chained<Rows>(x, w, sums);
+      } else {  // to decode them twice takes less time than to store them
+        add_chained<rows_in_registers>(x, w, sums);
+        add_chained<Rows - rows_in_registers>(x + rows_in_registers * tile_depth, w,
+                                              sums + rows_in_registers * tile_columns);
+      }
     }
   };
 
@@ -89,7 +102,7 @@ struct vector_tiles {
   }
   template <int A>
   [[gnu::always_inline]] static void resume(float* sums) {
-    file.sums[A] = reinterpret_cast<float(*)[tile_columns]>(sums);
+    file.sums[A] = sums;
   }
   template <int X>
   [[gnu::always_inline]] static void input(const uint16_t* at, int rows) {
@@ -103,24 +116,23 @@ struct vector_tiles {
   template <int A, int X, int W>
   [[gnu::always_inline]] static void dot() {
     const uint16_t *x = file.inputs[X - first_input], *w = file.weights[W - first_weights];
-    auto* sums = file.sums[A];
+    float* sums = file.sums[A];
     int rows = file.rows[X - first_input];
-    for (; rows >= rows_together; rows -= rows_together) {
-      add_tile<rows_together>(x, w, sums);
-      x += rows_together * tile_depth;
-      sums += rows_together;
+    for (; rows >= rows_in_registers; rows -= rows_in_registers) {
+      add_tile<rows_in_registers>(x, w, sums);
+      x += rows_in_registers * tile_depth;
+      sums += rows_in_registers * tile_columns;
     }
-    if (rows > 0) add_remainder<rows_together - 1>(rows, x, w, sums);
+    if (rows > 0) add_remainder<rows_in_registers - 1>(rows, x, w, sums);
   }
   template <int A>
   [[gnu::always_inline]] static void store(const float*) {}
 
  private:
-  static constexpr int rows_together = 8;  // their chains fill half of the registers
   static constexpr int first_input = 4, first_weights = 5;
 
   struct register_file {
-    float (*sums[4])[tile_columns];
+    float* sums[4];
     const uint16_t* inputs[2];
     int rows[2];
     const uint16_t* weights[3];
