@@ -212,9 +212,9 @@ class few_tiles {
 
   // Some blocks at a time, because scales are applied without that mode, and to change it takes a while.
   void multiply_scaled(const amx_product& call, ptrdiff_t after, few_sums& sums) {
-    constexpr int blocks_of_few = 4, blocks_of_many = 2;  // up to half of the rows, and more
-    alignas(64) float partial[sizeof(few_sums) / sizeof(float) * blocks_of_many];
-    const int together = call.m <= few_rows_max / 2 ? blocks_of_few : blocks_of_many;
+    constexpr int blocks_together = 2;  // of the most rows; twice as many of half of them
+    alignas(64) float partial[blocks_together * sizeof(few_sums) / sizeof(float)];
+    const int together = call.m <= few_rows_max / 2 ? 2 * blocks_together : blocks_together;
     const int steps = tile_steps(call.k), blocks = scale_blocks(call.k);
     const ptrdiff_t block_sums = ptrdiff_t{count_} * call.m * tile_columns;
     for (ptrdiff_t i = 0; i < block_sums; i += tile_columns) _mm512_store_ps(sums.all + i, _mm512_setzero_ps());
