@@ -17,9 +17,8 @@
 //                        many steps before they are multiplied weights are fetched then; a step of such rows, made of
 //                        rows of 32 inputs: add(w, sums) adds to sums [rows][16] the products with w.pair(q), the rows
 //                        2q and 2q + 1 of a tile
-//   rows_to_decode_in_registers, e4m3_decoder_of<rows>   from how many of those rows on coded BF16 is decoded in
-//   registers
-//                        (beyond few_rows: never), and what decodes their FP8 (amx_decode.hpp)
+//   rows_to_decode_in_registers   from how many of those rows on coded BF16 is decoded there; beyond few_rows: never
+//   e4m3_decoder_of<rows>   what decodes FP8 for such rows (amx_decode.hpp)
 // What zero, resume, input and weights are given stays where it is until store.
 #pragma once
 

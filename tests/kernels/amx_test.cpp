@@ -44,7 +44,7 @@ TEST_CASE("the emulation knows how tiles treat denormals, infinities and cancell
       }
       for (size_t i = 0; i < x.size(); ++i) x[i] = bf16_widen(any("odd.x", i, 40));
       const packed_matrix packed = math->pack(w.view(), weight_format::amx_bf16);
-      for (const int m : {1, 2, 3, 4, rows}) {  // few rows pass through vector registers
+      for (const int m : {1, 2, 3, 4, 5, 8, 9, 16, rows}) {  // few rows pass through vector registers
         const auto tiles = product(*math, packed, x, m), plain = emulated(packed, x, m);
         CAPTURE(shift);
         CAPTURE(m);
@@ -66,7 +66,7 @@ TEST_CASE("few rows of inputs that vanish give the emulation's bits under FP8 we
     for (const float scale : {1e-30F, 1e-36F, 1e-38F}) {
       auto x = values("vanishing.x", sized(rows * k), 3);
       for (float& value : x) value *= scale;
-      for (const int m : {1, 2, 3, 4, rows}) {
+      for (const int m : {1, 2, 3, 4, 5, 8, 9, 16, rows}) {
         CAPTURE(scale);
         CAPTURE(m);
         CHECK(same_bits(product(*math, packed, x, m), emulated(packed, x, m)));
@@ -93,7 +93,7 @@ TEST_CASE("FP8 tiles with rare codes and without give the emulation's bits") {
       const uint64_t marks = *body.rare_tiles(0);
       CHECK((period == 0 ? marks == 0 : period == 1 ? ~marks == 0 : marks != 0 && ~marks != 0));
       const auto x = values("rare.x", sized(most * k));
-      for (const int m : {1, 3, 4, 9, 17, most}) {
+      for (const int m : {1, 3, 4, 8, 9, 16, 17, most}) {
         CAPTURE(period);
         CAPTURE(m);
         CHECK(same_bits(product(*math, packed, x, m), emulated(packed, x, m)));
